@@ -1,0 +1,83 @@
+"""Fit a trained network to a new place with a handful of labelled images.
+
+    result = fewshift.adapt(model, "photos/", preprocess=...)
+    result.model                       # the same class, adapted
+    result.delta.save("camera-7.safetensors")
+    fewshift.apply(model, "camera-7.safetensors")
+
+Names are imported when they are first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fewshift.adaptation import Adaptation, Inspection, adapt, inspect
+    from fewshift.data import Preprocess
+    from fewshift.delta import Delta, apply, revert
+    from fewshift.errors import FewshiftError
+    from fewshift.method import Method
+    from fewshift.methods import LCCS, METHODS, AdaBN, Source, TestTimeBN
+    from fewshift.network import Network
+    from fewshift.target import Support, Target, draw_support
+    from fewshift.version import __version__
+
+_HOMES = {
+    "Adaptation": "adaptation",
+    "Inspection": "adaptation",
+    "adapt": "adaptation",
+    "inspect": "adaptation",
+    "Preprocess": "data",
+    "Delta": "delta",
+    "apply": "delta",
+    "revert": "delta",
+    "FewshiftError": "errors",
+    "Method": "method",
+    "METHODS": "methods",
+    "LCCS": "methods",
+    "AdaBN": "methods",
+    "Source": "methods",
+    "TestTimeBN": "methods",
+    "Network": "network",
+    "Support": "target",
+    "Target": "target",
+    "draw_support": "target",
+    "__version__": "version",
+}
+
+__all__ = [
+    "LCCS",
+    "METHODS",
+    "AdaBN",
+    "Adaptation",
+    "Delta",
+    "FewshiftError",
+    "Inspection",
+    "Method",
+    "Network",
+    "Preprocess",
+    "Source",
+    "Support",
+    "Target",
+    "TestTimeBN",
+    "__version__",
+    "adapt",
+    "apply",
+    "draw_support",
+    "inspect",
+    "revert",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fewshift' has no attribute '{name}'")
+    value = getattr(import_module(f"fewshift.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,142 @@
+"""From an image to the tensor a network was trained on.
+
+A network is only as good as the pixels it is given: another size, crop or normalisation is a domain shift of our
+own making, which adaptation would then dutifully repair. So the steps are a value that travels with the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fewshift.errors import FewshiftError
+
+MODES = {1: "L", 3: "RGB"}  # channels -> image mode
+MAX_PIXELS = 89_478_485  # Pillow's own limit, a quarter of a gigabyte in RGB; ours cannot be switched off elsewhere
+FILTERS = tuple(filter.name.lower() for filter in Image.Resampling)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Shorter side to `resize`, centre crop of `crop` pixels, values to [0, 1], then (x - mean) / std per channel.
+
+    Sizes and rounding are torchvision's, so that weights trained there see the same pixels here. None leaves a
+    step out. An image smaller than the crop is centred on black.
+    """
+
+    resize: int | None
+    crop: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if len(self.mean) not in MODES or len(self.std) != len(self.mean):
+            raise FewshiftError(
+                f"preprocessing has {len(self.mean)} means and {len(self.std)} deviations: "
+                "give one of each (grey) or three of each (colour)"
+            )
+        if not all(map(math.isfinite, self.mean)) or not all(0 < value < math.inf for value in self.std):
+            raise FewshiftError(f"mean {self.mean}, std {self.std}: give finite means and positive deviations")
+        for name, size in (("resize", self.resize), ("crop", self.crop)):
+            if size is not None and size < 1:
+                raise FewshiftError(f"{name} is {size}: give a size of at least 1 pixel")
+        if self.interpolation not in FILTERS:
+            raise FewshiftError(f"unknown interpolation {self.interpolation!r}: use one of {', '.join(FILTERS)}")
+
+    @property
+    def channels(self) -> int:
+        """How many channels the network reads: 1 (grey) or 3 (colour)."""
+        return len(self.mean)
+
+    @property
+    def mode(self) -> str:
+        """The image mode that has these channels."""
+        return MODES[self.channels]
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Give the float32 tensor (channels, height, width) of one image."""
+        image = in_mode(image, self.mode)
+        if self.resize is not None:
+            image = _shorter_side(image, self.resize, Image.Resampling[self.interpolation.upper()])
+        if self.crop is not None:
+            image = _centre(image, self.crop)
+        pixels = torch.from_numpy(np.array(image)).view(image.height, image.width, self.channels)
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields as JSON knows them."""
+        return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Preprocess:
+        """Read what `to_json` wrote; sizes left out mean no resizing and no crop."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(data) - set(known)):
+            raise FewshiftError(
+                f"unknown preprocessing {', '.join(map(repr, unknown))}: use only {', '.join(known)}"
+            )
+        try:
+            sizes = {name: _size(data.get(name)) for name in ("resize", "crop")}
+            mean, std = (tuple(float(value) for value in data[name]) for name in ("mean", "std"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FewshiftError(
+                f"preprocessing {dict(data)} cannot be read: give mean and std as lists of numbers, "
+                "resize and crop as whole numbers or null"
+            ) from error
+        return cls(**sizes, mean=mean, std=std, interpolation=str(data.get("interpolation", "bilinear")))
+
+
+IMAGENET = Preprocess(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Convert to grey ("L") or colour ("RGB"), eight bits per channel, as a viewer would show it.
+
+    Sixteen-bit values are scaled, where Pillow would clip them to white; transparent pixels become white, because
+    the colour stored beneath them is arbitrary.
+    """
+    if image.mode.startswith("I"):
+        # 65535 / 257 = 255; mode "I" is how Pillow opens some 16-bit files
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
+    if image.mode == "F":
+        raise FewshiftError("the image has floating-point pixels of unknown range: save it with 8 or 16 bits")
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _shorter_side(image: Image.Image, size: int, resample: Image.Resampling) -> Image.Image:
+    """Scale so that the shorter side is `size`; Pillow's filters widen with the scale, hence no aliasing."""
+    short = min(image.size)
+    width, height = (size if side == short else size * side // short for side in image.size)
+    if width * height > MAX_PIXELS:
+        raise FewshiftError(
+            f"the image is {image.width}x{image.height} pixels, a strip that would grow to {width}x{height}: crop it"
+        )
+    return image if image.size == (width, height) else image.resize((width, height), resample)
+
+
+def _centre(image: Image.Image, size: int) -> Image.Image:
+    """Cut the middle `size` x `size` pixels; Pillow fills what lies outside the image with black."""
+    # rounding is torchvision's: half to even when it cuts, the larger half right and below when it pads
+    left, top = (
+        round((side - size) / 2) if side > size else -((size - side) // 2) for side in image.size
+    )
+    return image.crop((left, top, left + size, top + size))
+
+
+def _size(value: Any) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise TypeError(value)

@@ -1,0 +1,7 @@
+"""The one exception of the library."""
+
+from __future__ import annotations
+
+
+class FewshiftError(ValueError):
+    """A mistake the user can mend: one lower-case sentence that states the facts and ends in what to do."""

@@ -1,0 +1,96 @@
+"""The classifier on top: nearest centroids as a linear layer, and training a linear layer on features."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from fewshift.errors import FewshiftError
+from fewshift.fit import Batches, fit
+from fewshift.losses import Loss
+from fewshift.network import Network, features, logits_of
+from fewshift.target import Support
+
+SCALES = torch.logspace(-2, 3, 101, dtype=torch.float64)
+
+
+def centroids(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(classes, features): the mean of the raw features of each class; zero rows for classes without images."""
+    members = F.one_hot(labels, classes).to(features).T
+    return (members @ features) / members.sum(1, keepdim=True).clamp(min=1)
+
+
+def cosine_logits(features: Tensor, centres: Tensor) -> Tensor:
+    """cos(f, c_k): one row per image, one column per class, each in [-1, 1]."""
+    return F.normalize(features, dim=1) @ F.normalize(centres, dim=1).T
+
+
+def nearest_centroid_head(network: Network, model: nn.Module, support: Support) -> dict[str, Tensor]:
+    """The head's tensors with which `model`, a working copy, classifies by nearest centroid.
+
+    argmax_k cos(f, c_k) is the argmax of a linear layer with rows c_k / |c_k| and no bias: the length of f is common
+    to all classes. One factor for all rows makes softmax probabilities usable; it cannot change a prediction.
+    """
+    head = network.need_head("nearest-centroid classification")
+    module = model.get_submodule(head)
+    weight = module.weight
+    points = features(model, head, support.images).flatten(1).double()
+    if network.classes != weight.shape[0]:
+        raise FewshiftError(f"head '{head}' does not give the network's {network.classes} outputs: pass another head")
+    missing = [label for label in range(len(weight)) if label not in support.counts]
+    if missing:
+        raise FewshiftError(
+            f"class {support.class_name(missing[0])} has no support image, so no centroid: "
+            "add one or use classifier='source'"
+        )
+    rows = F.normalize(centroids(points, support.labels, len(weight)), dim=1)
+    tensors = {f"{head}.weight": (rows * _scale(points, support.labels, len(weight))).reshape(weight.shape)}
+    if module.bias is not None:
+        tensors[f"{head}.bias"] = torch.zeros_like(module.bias)
+    return tensors
+
+
+def train_head(
+    model: nn.Module,
+    head: str,
+    support: Support,
+    loss: Loss,
+    batches: Batches,
+    optimizer: torch.optim.Optimizer,
+    epochs: int,
+) -> list[float]:
+    """Train the head of a working copy, in place, with the body held; without augmentation the body runs once."""
+    layer = model.get_submodule(head)
+    if support.augment is None:
+        inputs = features(model, head, support.images)
+        shape = logits_of(model(support.images[:1])).shape[1:]
+
+        def logits(indices: Tensor) -> Tensor:
+            return layer(inputs[indices]).reshape(len(indices), *shape)
+    else:
+
+        def logits(indices: Tensor) -> Tensor:
+            return logits_of(model(support.views(indices)))
+
+    return fit(
+        lambda indices: loss(logits(indices), support.labels[indices]), batches, optimizer, epochs, what="classifier"
+    )
+
+
+def _scale(features: Tensor, labels: Tensor, classes: int) -> float:
+    """The factor under which leave-one-out predictions of the support have the least cross-entropy.
+
+    With a single image in a class nothing can be left out, and a margin of ten between parallel and orthogonal is
+    taken instead.
+    """
+    length = float(features.norm(dim=1).mean().clamp(min=1e-12))
+    counts = labels.bincount(minlength=classes)
+    if counts[labels].min() < 2:
+        return 10 / length
+    sums = centroids(features, labels, classes) * counts.unsqueeze(1)
+    own = (sums[labels] - features) / (counts[labels] - 1).unsqueeze(1)
+    cosines = features @ F.normalize(sums, dim=1).T
+    cosines.scatter_(1, labels.unsqueeze(1), (features * F.normalize(own, dim=1)).sum(1, keepdim=True))
+    losses = torch.stack([F.cross_entropy(scale / length * cosines, labels) for scale in SCALES])
+    return float(SCALES[losses.argmin()]) / length

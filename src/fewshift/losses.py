@@ -1,0 +1,28 @@
+"""Losses: pure functions of logits and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F  # noqa: N812  (the field's own name for it)
+from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+IGNORE = 255  # the label that says: not annotated
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean of -log p(label), over images or over all labelled pixels of (N, classes, H, W) logits."""
+    return F.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, labels, ignore_index=IGNORE)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H(p) = -sum_c p_c log p_c of p = softmax(logits), one value per image or pixel."""
+    # log_softmax, not log of softmax: finite for confident predictions
+    return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
+
+
+def mean_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The unsupervised objective with the signature of a supervised one: the labels are not looked at."""
+    return entropy(logits.float() if logits.dtype.itemsize < 4 else logits).mean()

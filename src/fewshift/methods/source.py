@@ -1,0 +1,26 @@
+"""The source network as it is: what every method is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from fewshift.method import Fitted, Method, Needs
+from fewshift.network import Network, evaluating_copy
+from fewshift.target import Target
+
+
+@dataclass(frozen=True)
+class Source(Method):
+    """No adaptation."""
+
+    name: ClassVar[str] = "source"
+    paper: ClassVar[str] = "-"
+    needs: ClassVar[Needs] = Needs.NOTHING
+    changes: ClassVar[str] = "nothing"
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """A copy of the network in evaluation mode."""
+        return Fitted(evaluating_copy(network.model if isinstance(network, Network) else network))

@@ -1,0 +1,55 @@
+"""Test-time BN: normalise every test batch with its own statistics.
+
+Nado et al., "Evaluating Prediction-Time Batch Normalization for Robustness under Covariate Shift", 2020.
+Schneider et al., "Improving robustness against common corruptions by covariate shift adaptation", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from fewshift.errors import FewshiftError
+from fewshift.method import Fitted, Method, Needs
+from fewshift.network import Network, refuse_unadaptable
+from fewshift.statistics import Moments, Normal, SourceLayer
+from fewshift.streaming import BatchNormalised
+from fewshift.target import Target
+
+
+@dataclass(frozen=True)
+class TestTimeBN(Method):
+    """Batch statistics, alone or beside the source's as if those came from `prior` images.
+
+    With prior = 0 (Nado) the biased variance of the batch is used, as in a training step. With prior = N > 0
+    (Schneider) mean and *variance* are weighted N : batch size, the batch's variance being the unbiased one.
+    """
+
+    __test__ = False  # the name begins like a test's; it is none
+
+    name: ClassVar[str] = "testtime-bn"
+    paper: ClassVar[str] = "Nado et al., 2020; Schneider et al., NeurIPS 2020"
+    needs: ClassVar[Needs] = Needs.STREAM
+    changes: ClassVar[str] = "nothing that stays: statistics follow each batch"
+
+    prior: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.prior < 0:
+            raise FewshiftError(f"prior={self.prior} is negative: give 0 or the number of images the source counts as")
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """A predictor that re-estimates statistics on every batch it is given."""
+        network = Network.of(network, target.any_images(self.name))
+        refuse_unadaptable(network)
+        return Fitted(BatchNormalised(network, self._normal))
+
+    def _normal(self, source: SourceLayer, seen: Moments) -> Normal:
+        if self.prior == 0:
+            return seen.normal(source.eps)
+        old, new = self.prior / (self.prior + len(seen.mean)), len(seen.mean) / (self.prior + len(seen.mean))
+        mean = old * source.normal.mean + new * seen.pooled_mean
+        var = old * (source.normal.std.square() - source.eps) + new * seen.unbiased_var
+        return Normal(mean, (var + source.eps).sqrt())

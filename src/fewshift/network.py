@@ -1,0 +1,286 @@
+"""The view of a network: its BatchNorm layers, its head, its logits. The network itself is never edited."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewshift.errors import FewshiftError
+
+FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A BatchNorm layer whose statistics can be adapted."""
+
+    name: str
+    kind: str
+    channels: int
+    affine: bool
+    calls: int | None  # how often one forward pass executes it; None before the network has been run
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A normalisation layer that is left alone, and why."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """A private copy of a network in evaluation mode, with what adaptation needs to know about it.
+
+    Layers stand in the order in which a forward pass executes them. `head` names the linear layer (or 1x1
+    convolution) whose output is the network's output, if there is one.
+    """
+
+    model: nn.Module
+    layers: tuple[Layer, ...]
+    skipped: tuple[Skipped, ...]
+    head: str | None
+    classes: int | None
+
+    @classmethod
+    def of(cls, model: nn.Module | Network, images: Tensor, head: str | None = None) -> Network:
+        """Look at `model` by running it once on a few of `images`; a view is returned as it is."""
+        if isinstance(model, Network):
+            return model
+        private = evaluating_copy(model)
+        refuse_broken_weights(private)
+        found = list_layers(private)
+        images = like(private, images[:2])
+        names = [layer.name for layer in found.layers]
+        with torch.no_grad(), _calls(private, names) as calls, _outputs(private) as outputs:
+            try:
+                logits = logits_of(private(images))
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                shape = tuple(images.shape)
+                raise FewshiftError(
+                    f"the network cannot run on images of shape {shape} ({_first_line(error)}): "
+                    "check size, channels and preprocessing"
+                ) from error
+        executed = [replace(layer, calls=calls.count(layer.name)) for layer in found.layers]
+        unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
+        return replace(
+            found,
+            layers=tuple(sorted((layer for layer in executed if layer.calls), key=lambda it: calls.index(it.name))),
+            skipped=found.skipped + tuple(unused),
+            head=_named_head(private, head) if head else _found_head(outputs, logits),
+            classes=logits.shape[1] if logits.ndim > 1 else None,
+        )
+
+    def copy(self) -> nn.Module:
+        """A working copy: free to be hooked and written into; layers without affine parameters are given 1 and 0."""
+        working = copy.deepcopy(self.model).requires_grad_(False)
+        for layer in self.layers:
+            module = working.get_submodule(layer.name)
+            if not layer.affine:
+                module.weight = nn.Parameter(torch.ones_like(module.running_mean), requires_grad=False)
+                module.bias = nn.Parameter(torch.zeros_like(module.running_mean), requires_grad=False)
+        return working
+
+    def with_tensors(self, changed: Mapping[str, Tensor]) -> nn.Module:
+        """The plain network again, with some entries of its state dict replaced."""
+        result = copy.deepcopy(self.model)
+        state = result.state_dict()
+        with torch.no_grad():
+            for name, tensor in changed.items():
+                state[name].copy_(tensor)
+        return result
+
+    def need_head(self, purpose: str) -> str:
+        """The head's name, or one sentence on what cannot be done without it."""
+        if self.head is None:
+            raise FewshiftError(
+                f"{purpose} needs the network's last linear layer and none gives its output directly: "
+                "pass head='name' or use classifier='source'"
+            )
+        return self.head
+
+
+def list_layers(model: nn.Module) -> Network:
+    """What stands in `model`, without running it: every BatchNorm layer in order of registration."""
+    layers, skipped = [], []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if reason := _reason_to_skip(module):
+            skipped.append(Skipped(name, kind, reason))
+        elif is_batchnorm(module):
+            affine = getattr(module, "weight", None) is not None
+            channels = 0 if module.running_mean is None else module.running_mean.numel()
+            layers.append(Layer(name, kind, channels, affine, calls=None))
+    return Network(model, tuple(layers), tuple(skipped), head=None, classes=None)
+
+
+def is_batchnorm(module: nn.Module) -> bool:
+    """BatchNorm of any dimension or subclass, or a frozen one, which keeps its affine parameters as buffers."""
+    return isinstance(module, _BatchNorm) or FROZEN_TENSORS <= dict(module.named_buffers(recurse=False)).keys()
+
+
+def refuse_unadaptable(network: Network) -> None:
+    """One sentence when no BatchNorm statistics can be adapted here."""
+    for layer in network.layers:
+        if network.model.get_submodule(layer.name).running_mean is None:
+            raise FewshiftError(
+                f"BatchNorm layer '{layer.name}' keeps no running statistics (track_running_stats=False), so there "
+                "is no source to start from: use a network trained with running statistics"
+            )
+    if not network.layers:
+        fused = next((it for it in network.skipped if "fused" in it.reason), None)
+        where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
+        raise FewshiftError(
+            f"nothing to adapt in this network, {where}: use a network with BatchNorm "
+            "(if it was fused for deployment, start from the weights before fusing)"
+        )
+
+
+def refuse_broken_weights(model: nn.Module) -> None:
+    """One sentence naming the first tensor with NaN or infinity, or a negative variance."""
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise FewshiftError(f"weight '{name}' contains NaN or infinity: load sound weights")
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise FewshiftError(f"weight '{name}' contains a negative variance: load sound weights")
+
+
+def evaluating_copy(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode; the given model keeps its flags."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
+    if not isinstance(model, nn.Module):
+        raise FewshiftError(f"expected an nn.Module, got {type(model).__name__}: pass a PyTorch network")
+    return copy.deepcopy(model).eval()
+
+
+def like(model: nn.Module, images: Tensor) -> Tensor:
+    """`images` on the device and in the floating type of the network's weights."""
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            return images.to(tensor.device, tensor.dtype)
+    return images
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a network returns: a tensor, an object with `.logits`, a dict or a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    named = getattr(output, "logits", None)
+    if isinstance(named, Tensor):
+        return named
+    if isinstance(output, Mapping):
+        chosen = next((output[key] for key in ("logits", "out") if key in output), None)
+        candidates = list(output.values()) if chosen is None else [chosen]
+    else:
+        candidates = list(output) if isinstance(output, (tuple, list)) else []
+    for value in candidates:
+        if isinstance(value, Tensor):
+            return value
+    raise FewshiftError(
+        f"the network returns {type(output).__name__}, in which no logits were found: "
+        "wrap it in a module that returns a tensor"
+    )
+
+
+@contextmanager
+def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
+    """Collect what enters the head during the block, one tensor per forward pass."""
+    seen: list[Tensor] = []
+    hook = model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def features(model: nn.Module, head: str, images: Tensor) -> Tensor:
+    """What enters the head, without gradient: (N, features), or (N, features, 1, 1) before a 1x1 convolution."""
+    with torch.no_grad(), head_inputs(model, head) as seen:
+        model(images)
+    return seen[-1]
+
+
+def _reason_to_skip(module: nn.Module) -> str | None:
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return "instance normalisation has no source statistics to blend"
+    if "intrinsic" in type(module).__module__ and "Bn" in type(module).__name__:
+        return "convolution and BatchNorm are fused, nothing is left to adapt"
+    return None
+
+
+@contextmanager
+def _calls(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
+    """The names of the layers in the order in which the block executes them, once per call."""
+    order: list[str] = []
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: order.append(name)) for name in names
+    ]
+    try:
+        yield order
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The output of every layer that could be a head; kept alive, so that no memory is used twice."""
+    seen: dict[str, Tensor] = {}
+    twice: set[str] = set()
+
+    def note(name: str, output: Any) -> None:
+        if name in seen:
+            twice.add(name)
+        if isinstance(output, Tensor):
+            seen[name] = output
+
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+        for name, module in model.named_modules()
+        if is_linear(module)
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for name in twice:
+            del seen[name]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """A linear layer or a 1x1 convolution: what a head can be."""
+    return isinstance(module, nn.Linear) or (
+        isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1
+    )
+
+
+def _found_head(outputs: dict[str, Tensor], logits: Tensor) -> str | None:
+    """The layer whose output is the network's output: the same memory, whatever its shape is called."""
+    for name, output in reversed(outputs.items()):
+        if output.data_ptr() == logits.data_ptr() and output.numel() == logits.numel():
+            return name
+    return None
+
+
+def _named_head(model: nn.Module, name: str) -> str:
+    modules = dict(model.named_modules())
+    if name not in modules or not is_linear(modules[name]):
+        known = [it for it, module in modules.items() if is_linear(module)][-3:]
+        raise FewshiftError(f"head '{name}' is not a linear layer of this network: try one of {known}")
+    return name
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,35 @@
+"""Progress of long work, told to whoever listens. Nobody listens by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+Listener = Callable[[str, int, int], None]  # what, done, total
+Item = TypeVar("Item")
+
+_listener: ContextVar[Listener | None] = ContextVar("fewshift_progress", default=None)
+
+
+@contextmanager
+def told_to(listener: Listener | None) -> Iterator[None]:
+    """Within the block, `track` tells `listener`; None keeps the listener of the surrounding block."""
+    if listener is None:
+        yield
+        return
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def track(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """Iterate over `items` and tell after each how many are done."""
+    listener = _listener.get()
+    for done, item in enumerate(items):
+        yield item
+        if listener is not None:
+            listener(what, done + 1, len(items))
