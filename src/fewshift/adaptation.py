@@ -161,9 +161,7 @@ def inspect(model: nn.Module, images: Tensor | None = None, head: str | None = N
     """Look at a network. With `images` it is run once: then head, order and layers never executed are known too."""
     network = list_layers(model) if images is None else Network.of(model, images, head)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Inspection(
-        type(model).__name__, parameters, network.layers, network.skipped, network.head, network.classes
-    )
+    return Inspection(type(model).__name__, parameters, network.layers, network.skipped, network.head, network.classes)
 
 
 def method_of(method: str | Method) -> Method:
@@ -186,12 +184,13 @@ def as_support(
     if isinstance(support, Support):
         return replace(support, augment=augment or support.augment, classes=names or support.classes)
     if isinstance(support, (str, Path)):
-        if preprocess is None:
-            raise FewshiftError(f"images from {support} need preprocessing: pass preprocess=Preprocess(...)")
+        if not isinstance(preprocess, Preprocess):
+            raise FewshiftError(f"images from {support} need preprocessing: pass preprocess=fewshift.Preprocess(...)")
         folder = labelled_folder(support, preprocess, classes=names)
-        return Support(*folder.tensors(), classes=folder.classes, augment=augment)
+        tensors, labels = folder.tensors()
+        return Support(tensors, labels, folder.classes, augment)
     if isinstance(support, (tuple, list)) and len(support) == 2 and all(isinstance(it, Tensor) for it in support):
-        return Support(*support, classes=names, augment=augment)
+        return Support(support[0], support[1], names, augment)
     try:
         pairs = [support[index] for index in range(len(support))]
         images = [pair[0] if preprocess is None else preprocess(pair[0]) for pair in pairs]
@@ -205,7 +204,9 @@ def as_support(
         raise FewshiftError("the dataset's images are not tensors: pass preprocess= to make them so")
     shapes = {tuple(image.shape) for image in images}
     if len(shapes) > 1:
-        raise FewshiftError(f"support images have different shapes {sorted(shapes)[:2]}: pass preprocess= with one crop size")
+        raise FewshiftError(
+            f"support images have different shapes {sorted(shapes)[:2]}: pass preprocess= with one crop size"
+        )
     known = names or (tuple(support.classes) if isinstance(getattr(support, "classes", None), (list, tuple)) else None)
     return Support(torch.stack(images) if images else torch.empty(0, 1), labels, classes=known, augment=augment)
 

@@ -123,7 +123,9 @@ class Delta:
         return delta
 
     def _header(self) -> dict[str, Any]:
-        return {"format": FORMAT} | {it.name: _plain(getattr(self, it.name)) for it in fields(self) if it.name != "bits"}
+        return {"format": FORMAT} | {
+            it.name: _plain(getattr(self, it.name)) for it in fields(self) if it.name != "bits"
+        }
 
     def _digest(self) -> str:
         digest = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from fewshift import progress
 from fewshift.adaptation import Adaptation, adapt
 from fewshift.data import digits
-from fewshift.method import Method
 from fewshift.methods import METHODS
-from fewshift.network import Network, logits_of
+from fewshift.network import logits_of
 from fewshift.target import Support, Target, draw_support, others
 
 SHOTS = (1, 5, 10)
 BATCH = 128
+CLASSES = tuple(map(str, range(10)))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def run(draws: int = 5) -> Demo:
 
         for name, shots in PLAN:
             chosen = draw_support(labels, shots or 1, draw)
-            support = Support(images[chosen], labels[chosen], digits.CLASSES)
+            support = Support(images[chosen], labels[chosen], CLASSES)
             if name == "lccs" and shots == 5 and example is None:
                 example = adapt(network, support, seed=draw)
             score(name, shots, METHODS[name]().adapt(network, Target(support), draw))

@@ -30,7 +30,7 @@ def fit(
             for indices in batches():
                 optimizer.zero_grad(set_to_none=True)
                 value = loss(indices)
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
                 optimizer.step()
                 if after_step is not None:
                     after_step()

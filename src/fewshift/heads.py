@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 from fewshift.fit import Batches, fit
 from fewshift.losses import Loss
-from fewshift.network import Network, features, logits_of
+from fewshift.network import Network, features, linear, logits_of
 from fewshift.target import Support
 
 SCALES = torch.logspace(-2, 3, 101, dtype=torch.float64)
@@ -33,7 +33,7 @@ def nearest_centroid_head(network: Network, model: nn.Module, support: Support) 
     to all classes. One factor for all rows makes softmax probabilities usable; it cannot change a prediction.
     """
     head = network.need_head("nearest-centroid classification")
-    module = model.get_submodule(head)
+    module = linear(model, head)
     weight = module.weight
     points = features(model, head, support.images).flatten(1).double()
     if network.classes != weight.shape[0]:
@@ -61,13 +61,13 @@ def train_head(
     epochs: int,
 ) -> list[float]:
     """Train the head of a working copy, in place, with the body held; without augmentation the body runs once."""
-    layer = model.get_submodule(head)
+    layer = linear(model, head)
     if support.augment is None:
         inputs = features(model, head, support.images)
         shape = logits_of(model(support.images[:1])).shape[1:]
 
         def logits(indices: Tensor) -> Tensor:
-            return layer(inputs[indices]).reshape(len(indices), *shape)
+            return layer.forward(inputs[indices]).reshape(len(indices), *shape)
     else:
 
         def logits(indices: Tensor) -> Tensor:

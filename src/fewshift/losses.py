@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F  # noqa: N812  (the field's own name for it)
+import torch.nn.functional as F
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]

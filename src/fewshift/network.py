@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,10 +84,10 @@ class Network:
         """A working copy: free to be hooked and written into; layers without affine parameters are given 1 and 0."""
         working = copy.deepcopy(self.model).requires_grad_(False)
         for layer in self.layers:
-            module = working.get_submodule(layer.name)
+            module = batchnorm(working, layer.name)
             if not layer.affine:
-                module.weight = nn.Parameter(torch.ones_like(module.running_mean), requires_grad=False)
-                module.bias = nn.Parameter(torch.zeros_like(module.running_mean), requires_grad=False)
+                module.weight = nn.Parameter(torch.ones(layer.channels).to(module.running_mean), requires_grad=False)
+                module.bias = nn.Parameter(torch.zeros(layer.channels).to(module.running_mean), requires_grad=False)
         return working
 
     def with_tensors(self, changed: Mapping[str, Tensor]) -> nn.Module:
@@ -125,13 +125,24 @@ def list_layers(model: nn.Module) -> Network:
 
 def is_batchnorm(module: nn.Module) -> bool:
     """BatchNorm of any dimension or subclass, or a frozen one, which keeps its affine parameters as buffers."""
-    return isinstance(module, _BatchNorm) or FROZEN_TENSORS <= dict(module.named_buffers(recurse=False)).keys()
+    buffers = dict(module.named_buffers(recurse=False))
+    return isinstance(module, _BatchNorm) or buffers.keys() >= FROZEN_TENSORS
+
+
+def batchnorm(model: nn.Module, name: str) -> _BatchNorm:
+    """The BatchNorm layer of that name; a frozen one has the same tensors."""
+    return cast(_BatchNorm, model.get_submodule(name))
+
+
+def linear(model: nn.Module, name: str) -> nn.Linear:
+    """The head of that name; a 1x1 convolution has the same tensors, with two more dimensions."""
+    return cast(nn.Linear, model.get_submodule(name))
 
 
 def refuse_unadaptable(network: Network) -> None:
     """One sentence when no BatchNorm statistics can be adapted here."""
     for layer in network.layers:
-        if network.model.get_submodule(layer.name).running_mean is None:
+        if batchnorm(network.model, layer.name).running_mean is None:
             raise FewshiftError(
                 f"BatchNorm layer '{layer.name}' keeps no running statistics (track_running_stats=False), so there "
                 "is no source to start from: use a network trained with running statistics"

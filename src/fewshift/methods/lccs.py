@@ -24,7 +24,7 @@ from fewshift.fit import fit
 from fewshift.heads import centroids, cosine_logits, nearest_centroid_head, train_head
 from fewshift.losses import Loss, mean_entropy
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, head_inputs, like, logits_of, refuse_unadaptable
+from fewshift.network import Network, batchnorm, head_inputs, like, linear, logits_of, refuse_unadaptable
 from fewshift.statistics import (
     Blend,
     Moments,
@@ -119,7 +119,13 @@ class LCCS(Method):
             _one_of("n", self.n, ("k*classes",))
         elif not (self.n >= 1 if isinstance(self.n, int) else 0 < self.n < 1):
             raise FewshiftError(f"n={self.n} is neither a count nor a fraction: give 1, 2, ... or for example 0.9")
-        for name, least in (("grid", 2), ("epochs", 0), ("batch_size", 1), ("classifier_epochs", 0), ("init_epochs", 1)):
+        for name, least in (
+            ("grid", 2),
+            ("epochs", 0),
+            ("batch_size", 1),
+            ("classifier_epochs", 0),
+            ("init_epochs", 1),
+        ):
             if getattr(self, name) < least:
                 raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {least}")
 
@@ -159,11 +165,14 @@ class LCCS(Method):
         """The network to merge into (dead channels lifted if asked), and network and support to adapt with."""
         if self.gamma_floor is not None:
             network = replace(network, model=network.with_tensors(_lifted(network, self.gamma_floor)))
-        workshop = network
+        model = network.with_tensors({})
         if self.adapt_dtype is not None or self._quirks.double:
-            dtype = torch.float64 if self._quirks.double else getattr(torch, str(self.adapt_dtype))
-            workshop = replace(network, model=network.with_tensors({}).to(dtype))
-        return network, workshop, support.to(like(workshop.model, support.images))
+            model = model.to(torch.float64 if self._quirks.double else getattr(torch, str(self.adapt_dtype)))
+        images = like(model, support.images)
+        if images.ndim == 4:  # channels next to each other in memory: convolutions and pooling are faster so
+            model = model.to(memory_format=torch.channels_last)
+            images = images.to(memory_format=torch.channels_last)
+        return network, replace(network, model=model), support.to(images)
 
     # stage 1
 
@@ -239,7 +248,7 @@ class LCCS(Method):
         def logits(images: Tensor) -> Tensor:
             affine: dict[str, Tensor] = {}
             for name, normal in normals().items():
-                dtype = model.get_submodule(name).weight.dtype
+                dtype = batchnorm(model, name).weight.dtype
                 weight, bias = source[name].affine(normal)
                 affine |= {f"{name}.weight": weight.to(dtype), f"{name}.bias": bias.to(dtype)}
             return logits_of(functional_call(model, affine, (images,)))
@@ -305,7 +314,7 @@ class LCCS(Method):
         model = normalised(network, normals)
         if kind == "ncc":
             return Head(kind, nearest_centroid_head(network, model, support))
-        layer = model.get_submodule(name).requires_grad_(True)
+        layer = linear(model, name).requires_grad_(True)
         optimizer = torch.optim.Adam(layer.parameters(), lr=self.lr)
         with private_randomness(seed) as generator:
             losses = train_head(

@@ -1,0 +1,5 @@
+"""Pages that a colleague can read: one HTML file each, with everything inside."""
+
+from fewshift.report.html import adaptation_page, demo_page
+
+__all__ = ["adaptation_page", "demo_page"]

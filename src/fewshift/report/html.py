@@ -1,0 +1,178 @@
+"""Pages: words and figures, rendered into one self-contained HTML file."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fewshift.files import whole
+from fewshift.method import Needs
+from fewshift.methods import METHODS
+from fewshift.report import figures, words
+from fewshift.version import __version__
+
+if TYPE_CHECKING:
+    from fewshift.adaptation import Adaptation
+    from fewshift.demo import Demo, Row
+
+
+def adaptation_page(result: Adaptation, path: str | Path) -> Path:
+    """What an adaptation changed, and how to use, keep or undo it."""
+    return _write(
+        path,
+        "adaptation.html",
+        result=result,
+        layers=[it for it in result.layers if it.skipped is None],
+        skipped=[it for it in result.layers if it.skipped is not None],
+        learning=_learning(result),
+        change=_change(result),
+        versions={"fewshift": __version__, "torch": torch.__version__, "Python": platform.python_version()},
+    )
+
+
+def demo_page(demo: Demo, path: str | Path) -> Path:
+    """What the demonstration found, with pictures of both domains."""
+    example = demo.example
+    before = next(row for row in demo.rows if row.method == "source")
+    after = next(row for row in demo.rows if (row.method, row.shots) == (example.method.name, example.support.shots))
+    return _write(
+        path,
+        "demo.html",
+        demo=demo,
+        before=before,
+        after=after,
+        rows=[(row, _gains(row, before)) for row in demo.rows],
+        streaming=[row.method for row in demo.rows if METHODS[row.method].needs is Needs.STREAM],
+        strips=figures.strips(demo.source_images, demo.target_images),
+        chart=_chart(demo.rows, before),
+        pictures=_learning(example) + _change(example),
+    )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, and what it shows in words."""
+
+    svg: str
+    caption: str
+
+
+def _learning(result: Adaptation) -> list[Picture]:
+    """How the coefficients, and the classifier where it was trained, were found."""
+    pictures = []
+    if curve := result.notes.get("grid"):
+        chosen, losses = result.notes["v"], {it["v"]: it["loss"] for it in curve}
+        svg = figures.grid_curve(
+            losses,
+            chosen,
+            key="grid",
+            alt=f"Loss on the support for {len(losses)} blends of statistics: {losses[0.0]:.3f} with the source's, "
+            f"{losses[1.0]:.3f} with the support's, {losses[chosen]:.3f} with the chosen v = {chosen:g}.",
+        )
+        caption = (
+            "The start: loss for every blend of statistics, the same in all layers, from the source's (v = 0) to the "
+            f"support's (v = 1). Chosen: v = {chosen:g}."
+        )
+        pictures.append(Picture(svg, caption))
+    for key, what in (("support_loss", "the coefficients"), ("classifier_loss", "the classifier")):
+        if epochs := result.notes.get(key):
+            svg = figures.loss_curve(
+                epochs,
+                key=key.replace("_", "-"),
+                alt=f"Loss on the support while learning {what}: {epochs[0]:.3f} in the first of "
+                f"{len(epochs)} epochs, {epochs[-1]:.3f} in the last.",
+            )
+            pictures.append(Picture(svg, f"Gradient descent on {what}: mean loss in every epoch."))
+    return pictures
+
+
+def _change(result: Adaptation) -> list[Picture]:
+    """Per layer: the coefficients that were learned, and how far the support is from the source."""
+    details = [layer.details for layer in result.layers if layer.details]
+    v = result.notes.get("v")
+    pictures = []
+    if all("eta" in it and "rho" in it for it in details) and details:
+        for place, whose in enumerate(("source", "support")):
+            start = [1 - v, v][place] if isinstance(v, float) else None
+            lines = {"mean": [it["eta"][place] for it in details], "deviation": [it["rho"][place] for it in details]}
+            svg = figures.over_layers(
+                lines,
+                label=f"weight of the {whose}",
+                level=start,
+                key=f"{whose}-weights",
+                alt=f"Weight of the {whose}'s statistics in {len(details)} layers: {_range(lines['mean'])} for the "
+                f"mean, {_range(lines['deviation'])} for the standard deviation.",
+            )
+            dashed = "" if start is None else f" Dashed: where all started, {start:g}."
+            caption = f"How much each layer takes of the {whose}'s mean and standard deviation.{dashed}"
+            pictures.append(Picture(svg, caption))
+    for key, label, level, caption in SHIFTS:
+        if values := [it[key] for it in details if key in it]:
+            svg = figures.over_layers(
+                {label: values},
+                label=label,
+                level=level,
+                key=key.replace("_", "-"),
+                alt=f"{caption} From {_range(values)} over {len(values)} layers.",
+            )
+            pictures.append(Picture(svg, caption))
+    return pictures
+
+
+SHIFTS = (
+    (
+        "mean_shift",
+        "mean shift",
+        0.0,
+        "How far the support's means lie from the source's, in the source's standard deviations "
+        "(root mean square over channels).",
+    ),
+    (
+        "std_ratio",
+        "ratio of deviations",
+        1.0,
+        "Standard deviations of the support over those of the source (geometric mean over channels).",
+    ),
+)
+
+
+def _chart(rows: Sequence[Row], before: Row) -> str:
+    labels = [row.method if row.shots is None else f"{row.method}, k = {row.shots}" for row in rows]
+    facts = "; ".join(f"{it}: {words.over_draws(row.accuracies)}" for it, row in zip(labels, rows, strict=True))
+    return figures.accuracies(
+        {label: row.accuracies for label, row in zip(labels, rows, strict=True)},
+        level=before.mean,
+        key="rows",
+        alt=f"Accuracy on the target in percent, mean and spread over the draws. {facts}.",
+    )
+
+
+def _gains(row: Row, before: Row) -> list[float]:
+    """The difference to the source network, draw by draw."""
+    if row is before:
+        return []
+    return [after - then for after, then in zip(row.accuracies, before.accuracies, strict=True)]
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.3f} to {max(values):.3f}"
+
+
+def _write(path: str | Path, template: str, **facts: Any) -> Path:
+    pages = Environment(
+        loader=PackageLoader("fewshift.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = pages.get_template(template).render(words=words, **facts)
+    with whole(path) as draft:
+        draft.write_bytes(text.encode("utf-8", "replace"))  # a file name may hold bytes that are no text
+    return Path(path)

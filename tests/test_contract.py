@@ -1,0 +1,144 @@
+"""The promises of every method; a method is tested the moment it is listed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from fewshift import METHODS, FewshiftError, Target
+from fewshift.method import Needs
+from tests.conftest import make_support, make_tiny, same_state, state
+
+# settings that keep the tests quick, and settings under which a method is the source network
+QUICK: dict[str, dict] = {"lccs": {"epochs": 2, "grid": 3}}
+NEUTRAL: dict[str, dict] = {
+    "source": {},
+    "testtime-bn": {"prior": 1e12},
+    "lccs": {"init": None, "epochs": 0, "classifier": "source"},
+}
+# what may differ from the source afterwards (prefixes of tensor names)
+MAY_CHANGE: dict[str, tuple[str, ...]] = {
+    "source": (),
+    "adabn": ("bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias"),
+    "lccs": ("bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias", "fc."),
+}
+
+
+def quick(name):
+    return METHODS[name](**QUICK.get(name, {}))
+
+
+@pytest.fixture(params=list(METHODS))
+def name(request):
+    return request.param
+
+
+def predict(predictor, images):
+    with torch.no_grad():
+        return predictor(images)
+
+
+def test_the_given_model_is_unchanged_bit_for_bit(name):
+    model = make_tiny().train()
+    model.fc.requires_grad_(False)
+    before, flags = state(model), [parameter.requires_grad for parameter in model.parameters()]
+    predictor = quick(name).adapt(model, Target(make_support()))
+    predict(predictor, make_support(seed=2).images)
+    assert same_state(before, state(model))
+    assert flags == [parameter.requires_grad for parameter in model.parameters()]
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_the_same_arguments_and_seed_give_the_same_predictor(name):
+    images = make_support(seed=2).images
+    support = make_support()
+    noisy = copy.copy(support)
+    object.__setattr__(noisy, "augment", lambda image: image + 0.1 * torch.randn_like(image))
+    first, second = (predict(quick(name).adapt(make_tiny(), Target(noisy), seed=3), images) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_the_global_random_state_is_untouched(name):
+    support = make_support()
+    object.__setattr__(support, "augment", lambda image: image + random.random() + np.random.rand())
+    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    predict(quick(name).adapt(make_tiny(), Target(support)), support.images)
+    assert torch.equal(torch_state, torch.get_rng_state())
+    assert python_state == random.getstate()
+    assert all(np.array_equal(left, right) for left, right in zip(numpy_state, np.random.get_state(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_logits_follow_the_networks_type_and_are_finite_with_one_row_per_image(name, dtype):
+    images = make_support(4, seed=2).images.to(dtype)
+    predictor = quick(name).adapt(make_tiny().to(dtype), Target(make_support()))
+    answer = predict(predictor, images)
+    assert answer.dtype == dtype
+    assert answer.shape == (12, 3)
+    assert torch.isfinite(answer).all()
+
+
+def test_missing_inputs_give_one_clear_error(name):
+    if METHODS[name].needs is Needs.NOTHING:
+        pytest.skip("needs nothing")
+    with pytest.raises(FewshiftError, match=rf"^{name} needs .*: pass "):
+        quick(name).adapt(make_tiny(), Target())
+
+
+def test_the_fields_survive_json(name):
+    method = quick(name)
+    assert METHODS[name](**json.loads(json.dumps(method.settings()))) == method
+
+
+def test_with_neutral_settings_it_is_the_source_network(name):
+    if name not in NEUTRAL:
+        pytest.skip("has no neutral setting: statistics always come from the target")
+    support = make_support()
+    model = make_tiny()
+    predictor = METHODS[name](**NEUTRAL[name]).adapt(model, Target(support))
+    assert torch.allclose(predict(predictor, support.images), model(support.images), atol=1e-6)
+
+
+def test_only_the_tensors_named_on_its_card_change(name):
+    if METHODS[name].needs is Needs.STREAM:
+        pytest.skip("a streaming predictor is no plain network")
+    model = make_tiny()
+    before, after = state(model), state(quick(name).adapt(model, Target(make_support())))
+    assert before.keys() == after.keys()
+    changed = [key for key in before if not torch.equal(before[key], after[key])]
+    assert all(key.startswith(MAY_CHANGE[name]) for key in changed)
+    assert bool(changed) == (name != "source")
+
+
+def test_few_shot_predictors_do_not_depend_on_batch_mates_and_streaming_ones_do(name):
+    images = make_support(4, seed=2).images
+    predictor = quick(name).adapt(make_tiny(), Target(make_support()))
+    together, alone = predict(predictor, images), torch.cat([predict(predictor, it.unsqueeze(0)) for it in images])
+    assert torch.isfinite(alone).all()
+    assert torch.allclose(together, alone, atol=1e-5) == (METHODS[name].needs is not Needs.STREAM)
+
+
+def test_few_shot_predictors_are_plain_networks_that_load_strictly(name):
+    if METHODS[name].needs is Needs.STREAM:
+        pytest.skip("a streaming predictor is no plain network")
+    predictor = quick(name).adapt(make_tiny(), Target(make_support()))
+    fresh = make_tiny(seed=5)
+    assert type(predictor) is type(fresh)
+    fresh.load_state_dict(predictor.state_dict(), strict=True)
+    images = make_support(seed=2).images
+    assert torch.allclose(predict(fresh.eval(), images), predict(predictor, images), atol=1e-6)
+    assert not predictor.training
+
+
+def test_every_method_says_what_it_is(name):
+    method = METHODS[name]
+    assert method.name == name
+    assert method.paper
+    assert method.changes
+    assert method.__doc__
