@@ -304,7 +304,8 @@ def merge(
     change = Delta.load(delta)
     loaded = models.load(model, weights, classes=change.classes)
     network = change.revert(loaded.model) if revert else change.apply(loaded.model)
-    card = {"arch": loaded.name, "classes": change.classes, **(change.preprocess or {})}
+    named = loaded.name.partition(":")[0] in models.LIBRARIES  # a card names architectures, never code to run
+    card = {"arch": loaded.name if named else None, "classes": change.classes, **(change.preprocess or {})}
     with whole(out) as draft, whole(out.with_suffix(".json")) as card_draft:
         save_model(network, str(draft))
         card_draft.write_text(json.dumps({key: value for key, value in card.items() if value is not None}, indent=1))
@@ -478,7 +479,8 @@ def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
 
     console = Console() if sys.stdout.isatty() else Console(width=200)
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(_is_number(row[index]) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
