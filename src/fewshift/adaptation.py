@@ -113,7 +113,8 @@ def adapt(
     away = home if device is None else torch.device(device)
     with progress_.told_to(progress):
         network = Network.of(model, labelled.images, head)
-        network = replace(network, model=network.model.to(away))
+        if away != home:
+            network = replace(network, model=network.with_tensors({}).to(away))
         target = Target(labelled, unlabelled, loss or cross_entropy)
         fitted = chosen.fit(network, target, seed)
     adapted = fitted.predictor.to(home)

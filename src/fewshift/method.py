@@ -36,12 +36,13 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Method(abc.ABC):
-    """A way to adapt. Concrete methods are frozen dataclasses that define `fit` and the four class variables."""
+    """A way to adapt. Concrete methods are frozen dataclasses that define `fit` and the class variables."""
 
     name: ClassVar[str]
     paper: ClassVar[str]
     needs: ClassVar[Needs]
     changes: ClassVar[str]  # which tensors of the network may differ afterwards, in words
+    returns: ClassVar[str] = "plain network"
 
     def adapt(self, network: nn.Module | Network, target: Target, seed: int = 0) -> nn.Module:
         """The predictor: images in, logits out. The given network stays as it is, bit for bit."""

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -39,7 +40,9 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Network:
-    """A private copy of a network in evaluation mode, with what adaptation needs to know about it.
+    """A network in evaluation mode, with what adaptation needs to know about it.
+
+    `model` has modules of its own and shares its tensors with the network that was given: it is read, never written.
 
     Layers stand in the order in which a forward pass executes them. `head` names the linear layer (or 1x1
     convolution) whose output is the network's output, if there is one.
@@ -56,7 +59,7 @@ class Network:
         """Look at `model` by running it once on a few of `images`; a view is returned as it is."""
         if isinstance(model, Network):
             return model
-        private = evaluating_copy(model)
+        private = structural_copy(model)
         refuse_broken_weights(private)
         found = list_layers(private)
         images = like(private, images[:2])
@@ -81,8 +84,18 @@ class Network:
         )
 
     def copy(self) -> nn.Module:
-        """A working copy: free to be hooked and written into; layers without affine parameters are given 1 and 0."""
-        working = copy.deepcopy(self.model).requires_grad_(False)
+        """A working copy: free to be hooked, its BatchNorm layers and head free to be written into.
+
+        All other tensors are shared with this view, so it costs next to nothing; they are not to be changed. Layers
+        without affine parameters are given 1 and 0.
+        """
+        own = {layer.name for layer in self.layers} | {self.head}
+        shared = {
+            id(tensor): tensor
+            for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers())
+            if name.rpartition(".")[0] not in own and not tensor.requires_grad
+        }
+        working = copy.deepcopy(self.model, shared).requires_grad_(False)
         for layer in self.layers:
             module = batchnorm(working, layer.name)
             if not layer.affine:
@@ -141,19 +154,24 @@ def linear(model: nn.Module, name: str) -> nn.Linear:
 
 def refuse_unadaptable(network: Network) -> None:
     """One sentence when no BatchNorm statistics can be adapted here."""
+    refuse_without_statistics(network)
+    if not network.layers:
+        fused = next((it for it in network.skipped if "fused" in it.reason), None)
+        where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
+        raise FewshiftError(
+            f"nothing to adapt in this network, {where}: use a network with BatchNorm (if it was fused for "
+            "deployment, start from the weights before fusing), or a method that does without, such as finetune-head"
+        )
+
+
+def refuse_without_statistics(network: Network) -> None:
+    """One sentence when a BatchNorm layer always uses its batch: then no prediction stands on its own."""
     for layer in network.layers:
         if batchnorm(network.model, layer.name).running_mean is None:
             raise FewshiftError(
                 f"BatchNorm layer '{layer.name}' keeps no running statistics (track_running_stats=False), so there "
                 "is no source to start from: use a network trained with running statistics"
             )
-    if not network.layers:
-        fused = next((it for it in network.skipped if "fused" in it.reason), None)
-        where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
-        raise FewshiftError(
-            f"nothing to adapt in this network, {where}: use a network with BatchNorm "
-            "(if it was fused for deployment, start from the weights before fusing)"
-        )
 
 
 def refuse_broken_weights(model: nn.Module) -> None:
@@ -165,13 +183,13 @@ def refuse_broken_weights(model: nn.Module) -> None:
             raise FewshiftError(f"weight '{name}' contains a negative variance: load sound weights")
 
 
-def evaluating_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode; the given model keeps its flags."""
+def structural_copy(model: nn.Module) -> nn.Module:
+    """Modules of its own, in evaluation mode, around the same tensors; the given model keeps its flags and hooks."""
     if isinstance(model, torch.jit.ScriptModule):
         raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
     if not isinstance(model, nn.Module):
         raise FewshiftError(f"expected an nn.Module, got {type(model).__name__}: pass a PyTorch network")
-    return copy.deepcopy(model).eval()
+    return copy.deepcopy(model, {id(it): it for it in chain(model.parameters(), model.buffers())}).eval()
 
 
 def like(model: nn.Module, images: Tensor) -> Tensor:

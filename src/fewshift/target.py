@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fewshift.errors import FewshiftError
-from fewshift.losses import Loss, cross_entropy
+from fewshift.losses import IGNORE, Loss, cross_entropy
 
 Augment = Callable[[Tensor], Tensor]  # one preprocessed image -> one image of the same shape
 
@@ -47,15 +48,20 @@ class Support:
         return len(self.images)
 
     @property
+    def dense(self) -> bool:
+        """Whether every pixel has a label of its own."""
+        return self.labels.ndim > 1
+
+    @property
     def counts(self) -> dict[int, int]:
-        """Images per class, for the classes that occur."""
-        values, counts = self.labels.unique(return_counts=True)
+        """Images (or labelled pixels) per class, for the classes that occur."""
+        values, counts = self.labels[self.labels != IGNORE].unique(return_counts=True)
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
     @property
     def shots(self) -> int:
-        """k: the images of the rarest class that occurs."""
-        return min(self.counts.values())
+        """k: the images of the rarest class that occurs; with pixel labels, all images."""
+        return len(self) if self.dense else min(self.counts.values())
 
     def to(self, images: Tensor) -> Support:
         """The same support, on the device and in the type of `images`."""
@@ -78,7 +84,9 @@ class Support:
     def check_labels(self, classes: int | None) -> None:
         """One sentence when the labels cannot belong to a network with that many outputs."""
         counts = self.counts
-        if len(counts) < 2:
+        if not counts:
+            raise FewshiftError(f"every pixel of the support is ignored (label {IGNORE}): label some")
+        if len(counts) < 2 and not self.dense:
             only = self.class_name(next(iter(counts)))
             raise FewshiftError(f"every support image is of class {only}: add images of at least one other class")
         for label in counts:
@@ -98,12 +106,53 @@ class Support:
         return f"'{self.classes[label]}'" if self.classes and 0 <= label < len(self.classes) else str(label)
 
 
+class Unlabelled:
+    """Target images without labels: a tensor, or a dataset that is read when a batch is asked for.
+
+    A dataset's items are image tensors, or tuples that begin with one; whatever else they hold is not looked at.
+    """
+
+    def __init__(self, images: Any, augment: Augment | None = None) -> None:
+        self._images, self.augment = images, augment
+        if not len(images):
+            raise FewshiftError("there are no unlabelled images: give at least one")
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def batch(self, indices: Tensor, *, augmented: bool = False) -> Tensor:
+        """The images at `indices`, as one tensor."""
+        if isinstance(self._images, Tensor):
+            images = self._images[indices]
+            rows = list(images) if augmented and self.augment else []
+        else:
+            items = [self._images[index] for index in indices.tolist()]
+            rows = [item[0] if isinstance(item, (tuple, list)) else item for item in items]
+            shapes = {tuple(row.shape) for row in rows}
+            if len(shapes) > 1:
+                raise FewshiftError(
+                    f"unlabelled images have different shapes {sorted(shapes)[:2]}: preprocess them to one size"
+                )
+        if augmented and self.augment:
+            rows = [self.augment(row) for row in rows]
+        images = torch.stack(rows) if rows else images
+        if not torch.isfinite(images).all():
+            raise FewshiftError("an unlabelled image contains NaN or infinity: check its preprocessing")
+        return images
+
+    def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(indices, images) of one pass; in random order if a generator is given, from first to last otherwise."""
+        order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
+        for indices in order.split(size):
+            yield indices, self.batch(indices)
+
+
 @dataclass(frozen=True)
 class Target:
     """Everything a method may look at. There is no field for source data: source-free by type."""
 
     support: Support | None = None
-    unlabelled: Tensor | None = None
+    unlabelled: Unlabelled | None = None
     loss: Loss = cross_entropy
 
     def need_support(self, who: str) -> Support:
@@ -112,13 +161,19 @@ class Target:
             raise FewshiftError(f"{who} needs labelled target images: pass a support set")
         return self.support
 
-    def any_images(self, who: str) -> Tensor:
-        """Some target images, to see how the network runs on them."""
+    def need_unlabelled(self, who: str) -> Unlabelled:
+        """The unlabelled images, or one sentence asking for them."""
+        if self.unlabelled is None:
+            raise FewshiftError(f"{who} needs unlabelled target images: pass them as unlabelled")
+        return self.unlabelled
+
+    def some_images(self, who: str, what: str) -> Tensor:
+        """A few target images, to see how the network runs on them."""
         if self.support is not None:
             return self.support.images
         if self.unlabelled is not None:
-            return self.unlabelled
-        raise FewshiftError(f"{who} needs a look at target images: pass a support set or unlabelled images")
+            return self.unlabelled.batch(torch.arange(min(2, len(self.unlabelled))))
+        raise FewshiftError(f"{who} needs {what}: pass a few target images, as support or unlabelled")
 
 
 def draw_support(labels: Sequence[int] | Tensor, k: int, seed: int, classes: Sequence[str] | None = None) -> Tensor:
@@ -149,12 +204,20 @@ def others(indices: Tensor, total: int) -> Tensor:
     return keep.nonzero().flatten()
 
 
-def minibatches(total: int, size: int, generator: torch.Generator, *, drop_last: bool = False) -> list[Tensor]:
-    """One epoch: a random order cut into minibatches; an incomplete last one is dropped only if there is another."""
+def minibatches(
+    total: int, size: int, generator: torch.Generator, *, drop_last: bool = False, at_least: int = 1
+) -> list[Tensor]:
+    """One epoch: a random order cut into minibatches.
+
+    An incomplete last one is dropped on request, if it is not the only one; one smaller than `at_least` is joined
+    to the one before it (batch statistics of a single image mean nothing).
+    """
     order = torch.randperm(total, generator=generator)
     batches = list(order.split(size))
     if drop_last and len(batches) > 1 and len(batches[-1]) < size:
         batches.pop()
+    if len(batches) > 1 and len(batches[-1]) < at_least:
+        batches[-2:] = [torch.cat(batches[-2:])]
     return batches
 
 

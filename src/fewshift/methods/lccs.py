@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -165,7 +165,7 @@ class LCCS(Method):
         """The network to merge into (dead channels lifted if asked), and network and support to adapt with."""
         if self.gamma_floor is not None:
             network = replace(network, model=network.with_tensors(_lifted(network, self.gamma_floor)))
-        model = network.with_tensors({})
+        model = network.with_tensors({}).requires_grad_(False)
         if self.adapt_dtype is not None or self._quirks.double:
             model = model.to(torch.float64 if self._quirks.double else getattr(torch, str(self.adapt_dtype)))
         images = like(model, support.images)
@@ -240,7 +240,7 @@ class LCCS(Method):
         coefficients = {name: make(span, blend[name], split=self._quirks.double) for name, span in spans.items()}
         parameters = [parameter for it in coefficients.values() for parameter in it.parameters()]
         optimizer = torch.optim.Adam(parameters, lr=self.lr)
-        source, model = source_layers(network), network.copy()
+        source, model = source_layers(network), network.model
 
         def normals() -> dict[str, Normal]:
             return {name: self._floored(it.normal()) for name, it in coefficients.items()}
@@ -248,7 +248,7 @@ class LCCS(Method):
         def logits(images: Tensor) -> Tensor:
             affine: dict[str, Tensor] = {}
             for name, normal in normals().items():
-                dtype = batchnorm(model, name).weight.dtype
+                dtype = cast(Tensor, batchnorm(model, name).running_mean).dtype
                 weight, bias = source[name].affine(normal)
                 affine |= {f"{name}.weight": weight.to(dtype), f"{name}.bias": bias.to(dtype)}
             return logits_of(functional_call(model, affine, (images,)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, evaluating_copy
+from fewshift.network import Network, structural_copy
 from fewshift.target import Target
 
 
@@ -23,4 +24,4 @@ class Source(Method):
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """A copy of the network in evaluation mode."""
-        return Fitted(evaluating_copy(network.model if isinstance(network, Network) else network))
+        return Fitted(copy.deepcopy(structural_copy(network.model if isinstance(network, Network) else network)))

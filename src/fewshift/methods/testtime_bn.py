@@ -33,6 +33,7 @@ class TestTimeBN(Method):
     paper: ClassVar[str] = "Nado et al., 2020; Schneider et al., NeurIPS 2020"
     needs: ClassVar[Needs] = Needs.STREAM
     changes: ClassVar[str] = "nothing that stays: statistics follow each batch"
+    returns: ClassVar[str] = "streaming predictor"
 
     prior: float = 0.0
 
@@ -42,7 +43,7 @@ class TestTimeBN(Method):
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """A predictor that re-estimates statistics on every batch it is given."""
-        network = Network.of(network, target.any_images(self.name))
+        network = Network.of(network, target.some_images(self.name, "a stream of batches"))
         refuse_unadaptable(network)
         return Fitted(BatchNormalised(network, self._normal))
 

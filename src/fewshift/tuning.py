@@ -1,0 +1,171 @@
+"""What the fine-tuning methods share: which parameters, which BatchNorm policy, one way to train them.
+
+Where the statistics come from decides most results, so it is said explicitly, never by accident:
+
+- `source_frozen`: the source's, while training and at test;
+- `train_running`: those of each minibatch while training, as in a training step; running statistics follow with
+  momentum 0.1 and are used at test;
+- `support`: those of the whole support, held while training, computed once more after it for the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewshift.errors import FewshiftError
+from fewshift.fit import fit
+from fewshift.method import Fitted
+from fewshift.network import Network, batchnorm, like, linear, logits_of, refuse_without_statistics
+from fewshift.statistics import read, tied
+from fewshift.target import Support, Target, minibatches, private_randomness
+
+POLICIES = ("source_frozen", "train_running", "support")
+MOMENTUM = 0.1
+
+Parts = Callable[[Network, nn.Module], list[Tensor]]
+Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+Penalty = Callable[[Tensor], Tensor]  # the images of a step, after their forward pass -> what is added to the loss
+
+
+def affine_parameters(network: Network, model: nn.Module) -> list[Tensor]:
+    """Weight and bias of every BatchNorm layer that has them."""
+    layers = [batchnorm(model, layer.name) for layer in network.layers if layer.affine]
+    return [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+
+
+def head_parameters(network: Network, model: nn.Module) -> list[Tensor]:
+    """Weight and bias of the head."""
+    return list(linear(model, network.need_head("training the classifier")).parameters())
+
+
+def body_parameters(network: Network, model: nn.Module) -> list[Tensor]:
+    """Everything but the head, frozen BatchNorm's affine buffers excepted."""
+    head = {id(tensor) for tensor in head_parameters(network, model)}
+    return [tensor for tensor in model.parameters() if id(tensor) not in head]
+
+
+def all_parameters(network: Network, model: nn.Module) -> list[Tensor]:
+    """Every parameter of the network."""
+    del network
+    return list(model.parameters())
+
+
+def sgd(lr: float, weight_decay: float, momentum: float = 0.9, *, nesterov: bool = False) -> Optimizer:
+    """SGD with momentum; decay enters the gradient, as the penalty (weight_decay / 2) |w|^2 does."""
+    return lambda tensors: torch.optim.SGD(
+        tensors, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
+    )
+
+
+def adam(lr: float) -> Optimizer:
+    """Adam without decay."""
+    return lambda tensors: torch.optim.Adam(tensors, lr=lr)
+
+
+def check_policy(bn: str) -> None:
+    """One sentence when a BatchNorm policy is unknown."""
+    if bn not in POLICIES:
+        raise FewshiftError(f"bn={bn!r} is unknown: choose one of {', '.join(POLICIES)}")
+
+
+def prepare(network: nn.Module | Network, target: Target, who: str) -> tuple[Network, Support]:
+    """The view, and the support in the network's type, both checked."""
+    support = target.need_support(who)
+    network = Network.of(network, support.images)
+    refuse_without_statistics(network)
+    support.check_labels(network.classes)
+    return network, support.to(like(network.model, support.images))
+
+
+def trainable(network: Network, bn: str, support: Support | None = None) -> nn.Module:
+    """A plain copy whose BatchNorm layers stand under the policy; nothing in it asks for gradients yet."""
+    model = network.with_tensors({}).requires_grad_(False)
+    if bn == "train_running":
+        use_batches(network, model, MOMENTUM)
+    elif bn == "support" and support is not None:
+        write_statistics(network, model, support.images)
+    return model
+
+
+def finished(network: Network, model: nn.Module) -> nn.Module:
+    """The trained copy as a predictor: evaluation mode, the flags and momenta of the network it came from."""
+    for layer in network.layers:
+        module, original = batchnorm(model, layer.name), batchnorm(network.model, layer.name)
+        if isinstance(module, _BatchNorm):
+            module.momentum = original.momentum
+    for tensor, before in zip(model.parameters(), network.model.parameters(), strict=True):
+        tensor.grad = None
+        tensor.requires_grad_(before.requires_grad)
+    for name, buffer in model.named_buffers():
+        if buffer.requires_grad:  # a frozen BatchNorm's affine, trained
+            model.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = buffer.detach()
+    return model.eval()
+
+
+def use_batches(network: Network, model: nn.Module, momentum: float) -> None:
+    """Executed BatchNorm layers normalise with their batch; frozen ones cannot. Everything else stays in eval mode."""
+    for layer in network.layers:
+        module = batchnorm(model, layer.name)
+        if isinstance(module, _BatchNorm):
+            module.train()
+            module.momentum = momentum
+
+
+def write_statistics(network: Network, model: nn.Module, images: Tensor) -> None:
+    """Replace the statistics of `model` by those of `images`, layer after layer, under its present weights."""
+    seen = read(replace(network, model=model), images, tied(network, 1.0)).moments
+    with torch.no_grad():
+        for name, it in seen.items():
+            layer = batchnorm(model, name)
+            assert layer.running_mean is not None  # refuse_without_statistics comes first
+            assert layer.running_var is not None
+            layer.running_mean.copy_(it.pooled_mean)
+            layer.running_var.copy_(it.pooled_var)
+
+
+def tune(
+    network: Network,
+    support: Support,
+    target: Target,
+    parts: Parts,
+    optimizer: Optimizer,
+    *,
+    bn: str,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    penalty: Callable[[nn.Module], Penalty] | None = None,
+    model: nn.Module | None = None,
+    after_epoch: Callable[[nn.Module], None] | None = None,
+) -> Fitted:
+    """Train some parts of a network on the support; `penalty(model)` gives what is added to the loss of each step."""
+    model = trainable(network, bn, support) if model is None else model
+    tensors = [tensor.requires_grad_(True) for tensor in parts(network, model)]
+    if not tensors:
+        raise FewshiftError("the network has no parameters of the kind to be trained: choose another method")
+    extra = None if penalty is None else penalty(model)
+
+    def loss(indices: Tensor) -> Tensor:
+        images = support.views(indices)
+        value = target.loss(logits_of(model(images)), support.labels[indices])
+        return value if extra is None else value + extra(images)
+
+    with private_randomness(seed) as generator:
+
+        def batches() -> Iterable[Tensor]:
+            yield from minibatches(len(support), batch_size, generator, at_least=2 if bn == "train_running" else 1)
+            if after_epoch is not None:
+                after_epoch(model)
+
+        losses = fit(loss, batches, optimizer(tensors), epochs)
+    if bn == "support":
+        write_statistics(network, model, support.images)
+    return Fitted(
+        finished(network, model),
+        notes={"support_loss": losses, "parameters": sum(tensor.numel() for tensor in tensors), "bn": bn},
+    )
