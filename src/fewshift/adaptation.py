@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fewshift import progress as progress_
-from fewshift.data import Preprocess, labelled_folder
+from fewshift.data import Preprocess
+from fewshift.data.inputs import as_support, as_unlabelled
 from fewshift.delta import Delta
 from fewshift.errors import FewshiftError
 from fewshift.losses import Loss, cross_entropy
 from fewshift.method import Method, Needs
 from fewshift.methods import METHODS
-from fewshift.network import Layer, Network, Skipped, list_layers
-from fewshift.target import Augment, Support, Target
+from fewshift.network import Layer, Network, Skipped, like, list_layers
+from fewshift.target import Augment, Support, Target, Unlabelled, checked_seed
 from fewshift.version import __version__
 
 
@@ -47,7 +48,9 @@ class Adaptation:
     gain: None  # evidence on held-out images; None while nothing is held out
     layers: tuple[LayerReport, ...]
     notes: dict[str, Any]
-    support: Support
+    support: Support | None
+    unlabelled: Unlabelled | None
+    classes: tuple[str, ...] | None
     preprocess: Preprocess | None
     seed: int
     seconds: float
@@ -60,10 +63,10 @@ class Adaptation:
             self.model,
             method=self.method.name,
             settings=self.method.settings(),
-            classes=self.support.classes,
+            classes=self.classes,
             preprocess=None if self.preprocess is None else self.preprocess.to_json(),
             seed=self.seed,
-            shots=self.support.shots,
+            shots=None if self.support is None else self.support.shots,
             version=__version__,
         )
 
@@ -94,7 +97,9 @@ def adapt(
     """Fit `model` to the place that `support` comes from.
 
     `support` is a pair of tensors (images, labels), a dataset of such pairs, or a folder of class folders (then
-    `preprocess` turns an opened image into a tensor). The given model is never changed, nor is the global random
+    `preprocess` says how an image becomes a tensor); None for a method that looks at `unlabelled` images alone, which
+    are a tensor, a dataset or a folder. Without `classes`, folders in alphabetical order are the network's outputs.
+    The given model is never changed, nor is the global random
     state; the same arguments and seed give the same result.
     """
     began = time.perf_counter()
@@ -108,20 +113,20 @@ def adapt(
             f"{chosen.name} adapts to a stream of batches, not to a support set: "
             f"call {type(chosen).__name__}().adapt(model, target) and feed it batches"
         )
-    labelled = as_support(support, preprocess, augment, classes)
-    home = next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))
-    away = home if device is None else torch.device(device)
+    checked_seed(seed)
+    target = Target(
+        None if support is None else as_support(support, preprocess, augment, classes),
+        as_unlabelled(unlabelled, preprocess, augment),
+        loss or cross_entropy,
+    )
     with progress_.told_to(progress):
-        network = Network.of(model, labelled.images, head)
-        if away != home:
-            network = replace(network, model=network.with_tensors({}).to(away))
-        target = Target(labelled, unlabelled, loss or cross_entropy)
-        fitted = chosen.fit(network, target, seed)
-    adapted = fitted.predictor.to(home)
-    for flagged, original in zip(adapted.parameters(), model.parameters(), strict=False):
-        flagged.requires_grad_(original.requires_grad)
+        images = target.some_images(chosen.name, f"{chosen.needs.value} images")
+        network = Network.of(model, images, head)
+        home = like(network.model, images).device
+        fitted = chosen.fit(network if device is None else _moved(network, device), target, seed)
+    names = None if classes is None else tuple(classes)
     return Adaptation(
-        model=adapted,
+        model=fitted.predictor.to(home),
         source=model,
         method=chosen,
         accepted=True,
@@ -129,7 +134,9 @@ def adapt(
         gain=None,
         layers=_layer_reports(network.layers, network.skipped, fitted.layers),
         notes=fitted.notes,
-        support=labelled,
+        support=target.support,
+        unlabelled=target.unlabelled,
+        classes=names if target.support is None else target.support.classes,
         preprocess=preprocess if isinstance(preprocess, Preprocess) else None,
         seed=seed,
         seconds=time.perf_counter() - began,
@@ -165,51 +172,22 @@ def inspect(model: nn.Module, images: Tensor | None = None, head: str | None = N
     return Inspection(type(model).__name__, parameters, network.layers, network.skipped, network.head, network.classes)
 
 
-def method_of(method: str | Method) -> Method:
+def method_of(method: str | Method | type[Method]) -> Method:
     """A method by name with its default settings, or the one given."""
     if isinstance(method, Method):
         return method
+    if isinstance(method, type) and issubclass(method, Method):
+        return method()
     if method not in METHODS:
         raise FewshiftError(f"there is no method '{method}': choose one of {', '.join(METHODS)}")
     return METHODS[method]()
 
 
-def as_support(
-    support: Any,
-    preprocess: Preprocess | Callable[[Any], Tensor] | None,
-    augment: Augment | None,
-    classes: Sequence[str] | None,
-) -> Support:
-    """A support set from tensors, a dataset, or a folder of class folders."""
-    names = None if classes is None else tuple(classes)
-    if isinstance(support, Support):
-        return replace(support, augment=augment or support.augment, classes=names or support.classes)
-    if isinstance(support, (str, Path)):
-        if not isinstance(preprocess, Preprocess):
-            raise FewshiftError(f"images from {support} need preprocessing: pass preprocess=fewshift.Preprocess(...)")
-        folder = labelled_folder(support, preprocess, classes=names)
-        tensors, labels = folder.tensors()
-        return Support(tensors, labels, folder.classes, augment)
-    if isinstance(support, (tuple, list)) and len(support) == 2 and all(isinstance(it, Tensor) for it in support):
-        return Support(support[0], support[1], names, augment)
+def _moved(network: Network, device: torch.device | str) -> Network:
     try:
-        pairs = [support[index] for index in range(len(support))]
-        images = [pair[0] if preprocess is None else preprocess(pair[0]) for pair in pairs]
-        labels = torch.as_tensor([int(pair[1]) for pair in pairs])
-    except (TypeError, KeyError, IndexError, ValueError) as error:
-        raise FewshiftError(
-            f"cannot read a support set from {type(support).__name__}: give (images, labels) tensors, "
-            "a dataset of (image, label) pairs, or a folder of class folders"
-        ) from error
-    if not all(isinstance(image, Tensor) for image in images):
-        raise FewshiftError("the dataset's images are not tensors: pass preprocess= to make them so")
-    shapes = {tuple(image.shape) for image in images}
-    if len(shapes) > 1:
-        raise FewshiftError(
-            f"support images have different shapes {sorted(shapes)[:2]}: pass preprocess= with one crop size"
-        )
-    known = names or (tuple(support.classes) if isinstance(getattr(support, "classes", None), (list, tuple)) else None)
-    return Support(torch.stack(images) if images else torch.empty(0, 1), labels, classes=known, augment=augment)
+        return replace(network, model=network.with_tensors({}).to(torch.device(device)))
+    except (RuntimeError, AssertionError) as error:
+        raise FewshiftError(f"device {device} cannot be used ({str(error).splitlines()[0]}): choose another") from error
 
 
 def _layer_reports(

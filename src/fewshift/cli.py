@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +88,9 @@ def demo(
 def inspect(
     model: Model = None,
     weights: Weights = None,
-    size: Annotated[int | None, typer.Option(help="Run the network once on an image of this size.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, max=9000, help="Run the network once on an image of this size.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What can be adapted in a network, and what cannot, before any data."""
@@ -112,6 +115,8 @@ def inspect(
         ["layer", "kind", "channels", "calls"],
         [[it.name, it.kind, str(it.channels), "?" if it.calls is None else str(it.calls)] for it in found.layers],
     )
+    if not found.layers:
+        typer.echo("nothing to adapt here: LCCS and the other BatchNorm methods need BatchNorm layers")
     if found.skipped:
         _print_table("left alone", ["layer", "kind", "why"], [[it.name, it.kind, it.reason] for it in found.skipped])
     typer.echo(
@@ -124,7 +129,8 @@ def inspect(
 
 @app.command()
 def adapt(
-    support: Annotated[Path, typer.Option(help="A folder with one folder of labelled images per class.")],
+    support: Annotated[Path | None, typer.Option(help="A folder with one folder of labelled images per class.")] = None,
+    unlabelled: Annotated[Path | None, typer.Option(help="A folder of images without labels.")] = None,
     model: Model = None,
     weights: Weights = None,
     out: Annotated[Path | None, typer.Option(help="Write the delta here (kilobytes).")] = None,
@@ -135,7 +141,7 @@ def adapt(
     ] = None,
     shots: Annotated[int | None, typer.Option(min=1, help="Use this many images per class, drawn with --seed.")] = None,
     head: Annotated[str | None, typer.Option(help="The name of the last linear layer, if it is not found.")] = None,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     classes: Classes = None,
     resize: Resize = None,
     crop: Crop = None,
@@ -149,19 +155,25 @@ def adapt(
     from fewshift.target import Support, draw_support
 
     chosen = _method(method, setting or [])
-    for path in (out, report):
-        _refuse_unwritable(path)
+    if support is None and unlabelled is None:
+        raise typer.BadParameter("give --support, --unlabelled or both")
+    _check_outputs([out, report], [weights])
     loaded = _load(model, weights, classes, resize, crop, mean, std)
-    folder = labelled_folder(support, _preprocess(loaded), loaded.classes)
-    if shots is not None:
-        folder = folder.subset(draw_support(folder.labels, shots, seed, folder.classes).tolist())
-    images, labels = folder.tensors()
+    labelled = None
+    if support is not None:
+        folder = labelled_folder(support, _preprocess(loaded), loaded.classes)
+        if shots is not None:
+            folder = folder.subset(draw_support(folder.labels, shots, seed, folder.classes).tolist())
+        images, labels = folder.tensors()
+        labelled = Support(images, labels, folder.classes)
     with _progress() as tell:
         result = fewshift.adapt(
             loaded.model,
-            Support(images, labels, folder.classes),
+            labelled,
             method=chosen,
-            preprocess=loaded.preprocess,
+            unlabelled=unlabelled,
+            preprocess=_preprocess(loaded),
+            classes=None if labelled else loaded.classes,
             head=head,
             seed=seed,
             progress=tell,
@@ -175,10 +187,11 @@ def adapt(
         facts = {"accepted": result.accepted, "reason": result.reason, "method": chosen.name, "seconds": result.seconds}
         _print_json(facts | {"settings": chosen.settings(), "notes": result.notes, "layers": layers} | written)
         return
-    adapted = sum(it.skipped is None for it in result.layers)
+    from fewshift.report import words
+
+    count = sum(it.skipped is None for it in result.layers)
     typer.echo(
-        f"{chosen.name}: {len(labels)} images of {len(set(labels.tolist()))} classes, "
-        f"{adapted} BatchNorm layers, {result.seconds:.1f} s; {result.reason}"
+        f"{chosen.name}: {words.given(result)}, {count} BatchNorm layers, {result.seconds:.1f} s; {result.reason}"
     )
     if result.notes.get("classifier"):
         typer.echo(f"blend v = {_number(result.notes['v'])}, classifier: {result.notes['classifier']}")
@@ -210,7 +223,7 @@ def predict(
     from fewshift.data import image_files
     from fewshift.files import whole
 
-    _refuse_unwritable(out)
+    _check_outputs([out], [weights, delta])
     loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
     files = image_files(images)
     rows = []
@@ -255,17 +268,21 @@ def evaluate(
     from fewshift.data import labelled_folder
     from fewshift.delta import Delta
 
-    loaded = _load(model, weights, classes, resize, crop, mean, std)
+    loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
     networks = {"source": loaded}
-    if delta is not None:
-        change = Delta.load(delta)
-        networks["adapted"] = replace(loaded, model=change.apply(loaded.model, loaded.classes))
+    if delta is not None:  # both with the preprocessing and the classes that the delta carries
+        networks = {"source": replace(loaded, model=Delta.load(delta).revert(loaded.model)), "adapted": loaded}
     folder = labelled_folder(labelled, _preprocess(loaded), loaded.classes)
     labels = torch.tensor(folder.labels)
-    right = {
-        name: torch.stack([it.argmax() for it in _answers(network, list(folder.files))]) == labels
-        for name, network in networks.items()
-    }
+    right = {}
+    for name, network in networks.items():
+        scores = torch.stack(list(_answers(network, list(folder.files))))
+        if scores.shape[1] != len(folder.classes):
+            raise FewshiftError(
+                f"{labelled} has {len(folder.classes)} classes and the network {scores.shape[1]} outputs: "
+                "name its outputs with --classes, in their order"
+            )
+        right[name] = scores.argmax(1) == labels
     accuracy = {name: 100 * float(it.double().mean()) for name, it in right.items()}
     present = sorted(set(folder.labels))
     per_class = {
@@ -300,16 +317,17 @@ def merge(
     from fewshift.delta import Delta
     from fewshift.files import whole
 
-    _refuse_unwritable(out)
+    card_file = out.with_suffix(".json")
+    _check_outputs([out, card_file], [weights, delta])
     change = Delta.load(delta)
     loaded = models.load(model, weights, classes=change.classes)
     network = change.revert(loaded.model) if revert else change.apply(loaded.model)
     named = loaded.name.partition(":")[0] in models.LIBRARIES  # a card names architectures, never code to run
     card = {"arch": loaded.name if named else None, "classes": change.classes, **(change.preprocess or {})}
-    with whole(out) as draft, whole(out.with_suffix(".json")) as card_draft:
+    with whole(out) as draft, whole(card_file) as card_draft:
         save_model(network, str(draft))
         card_draft.write_text(json.dumps({key: value for key, value in card.items() if value is not None}, indent=1))
-    typer.echo(f"weights: {out} ({out.stat().st_size:,} bytes), card: {out.with_suffix('.json')}")
+    typer.echo(f"weights: {out} ({out.stat().st_size:,} bytes), card: {card_file}")
 
 
 @app.command("list")
@@ -367,7 +385,9 @@ def _load(
     from fewshift.delta import Delta
 
     change = None if delta is None else Delta.load(delta)
-    names = [it.strip() for it in classes.split(",")] if classes else None
+    names = None if classes is None else [it.strip() for it in classes.split(",")]
+    if names is not None and (not all(names) or len(set(names)) < len(names)):
+        raise typer.BadParameter(f"'{classes}' is no list of different names", param_hint="--classes")
     known = names or (change.classes if change else None)
     loaded = models.load(model, weights, classes=known)
     if change is not None:
@@ -431,10 +451,7 @@ def _method(name: str, settings: list[str]) -> Method:
             values[key] = json.loads({"none": "null"}.get(word.lower(), word))
         except json.JSONDecodeError:
             values[key] = word
-    try:
-        return type(method)(**values)
-    except TypeError as error:
-        raise FewshiftError(f"{' '.join(settings)} does not fit {name} ({error}): check the values") from error
+    return type(method)(**values)
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
@@ -444,10 +461,24 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
         raise FewshiftError(f"{option} {text} is not a list of numbers: write it like 0.5,0.5,0.5") from None
 
 
-def _refuse_unwritable(path: Path | None) -> None:
-    """Told before the work begins, not after it."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise FewshiftError(f"cannot write {path}: choose a file in a folder that exists")
+def _check_outputs(outputs: list[Path | None], inputs: list[Path | None]) -> None:
+    """Told before the work begins, not after it: what cannot be written, and what would be written over."""
+    taken = {path.absolute() for path in inputs if path is not None}
+    for path in outputs:
+        if path is None:
+            continue
+        if path.absolute() in taken:
+            raise FewshiftError(f"{path} is named twice, or is read as well: choose different files")
+        taken.add(path.absolute())
+        try:
+            if path.exists() and not path.is_file():
+                raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
+            with tempfile.TemporaryFile(dir=path.absolute().parent):
+                pass
+        except OSError as error:
+            raise FewshiftError(
+                f"cannot write {path}: {error.strerror}: choose a file in a folder that exists and is writable"
+            ) from error
 
 
 @contextmanager

@@ -66,7 +66,9 @@ class Delta:
                 f"a {type(adapted).__name__} is not the source network with other weights, so it has no delta: "
                 "keep it as it is, or choose a method that returns a plain network"
             )
-        bits = {name: _bits(after[name]) ^ _bits(tensor.to(after[name].device)) for name, tensor in before.items()}
+        bits = {
+            name: _bits(after[name]) ^ _bits(before[name].to(after[name].device)) for name in _one_name_each(before)
+        }
         changed = {name: value.cpu() for name, value in bits.items() if value.any()}
         return cls(changed, Fingerprint.of(source), Fingerprint.of(adapted), **about)
 
@@ -179,6 +181,14 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _bytes(tensor: Tensor) -> bytes:
     return _bits(tensor).cpu().numpy().tobytes()
+
+
+def _one_name_each(state: Mapping[str, Tensor]) -> list[str]:
+    """The first name of every piece of memory: a module registered twice is one module, and changes once."""
+    first: dict[tuple[int, torch.Size], str] = {}
+    for name, tensor in state.items():
+        first.setdefault((tensor.data_ptr(), tensor.shape), name)
+    return list(first.values())
 
 
 def _layout(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:

@@ -17,7 +17,9 @@ def whole(path: str | Path) -> Iterator[Path]:
 
     A reader, a kill or Ctrl-C at any moment sees either the old file or the new one.
     """
-    path = Path(path)
+    path = Path(path).resolve()  # a link stays, and what it points to is written
+    if path.exists() and not path.is_file():
+        raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     except OSError as error:

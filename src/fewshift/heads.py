@@ -42,7 +42,7 @@ def nearest_centroid_head(network: Network, model: nn.Module, support: Support) 
     if missing:
         raise FewshiftError(
             f"class {support.class_name(missing[0])} has no support image, so no centroid: "
-            "add one or use classifier='source'"
+            "add one, or keep the source's head (for LCCS classifier='source')"
         )
     rows = F.normalize(centroids(points, support.labels, len(weight)), dim=1)
     tensors = {f"{head}.weight": (rows * _scale(points, support.labels, len(weight))).reshape(weight.shape)}

@@ -9,12 +9,13 @@ from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-IGNORE = 255  # the label that says: not annotated
+IGNORE = 255  # the label of a pixel that is not annotated
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean of -log p(label), over images or over all labelled pixels of (N, classes, H, W) logits."""
-    return F.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, labels, ignore_index=IGNORE)
+    ignored = IGNORE if labels.ndim > 1 else -100  # of images there may be a class 255
+    return F.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, labels, ignore_index=ignored)
 
 
 def entropy(logits: Tensor) -> Tensor:

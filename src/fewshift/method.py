@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import nn
 
+from fewshift.errors import FewshiftError
 from fewshift.network import Network
 from fewshift.target import Target
+
+WORDS = {
+    int: "a whole number from 0",
+    float: "a number from 0",
+    str: "a word",
+    bool: "true or false",
+    type(None): "none",
+}
 
 
 class Needs(Enum):
@@ -19,6 +29,7 @@ class Needs(Enum):
     NOTHING = "nothing"
     SUPPORT = "support"
     UNLABELLED = "unlabelled"
+    EITHER = "support or unlabelled"
     STREAM = "stream"
 
 
@@ -52,6 +63,27 @@ class Method(abc.ABC):
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """The predictor together with its diagnostics."""
 
+    def __post_init__(self) -> None:
+        """Every field has the kind of value its annotation says, and no number is negative or NaN."""
+        for name, kinds in _kinds(type(self)).items():
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            fits = type(value) in kinds or (float in kinds and number)
+            if not fits or (number and not 0 <= value < float("inf")):
+                words = " or ".join(WORDS[kind] for kind in kinds)
+                raise FewshiftError(f"{name}={value!r} does not fit {self.name}: give {words}")
+        self.check()
+
+    def check(self) -> None:  # noqa: B027  (most methods have nothing to add)
+        """What only this method knows about its fields; raises a FewshiftError."""
+
     def settings(self) -> dict[str, Any]:
         """The fields, ready for JSON: `type(self)(**settings)` is the same method."""
         return asdict(self)
+
+
+@cache
+def _kinds(method: type[Method]) -> dict[str, tuple[type, ...]]:
+    """The types that each field may have."""
+    hints = get_type_hints(method)
+    return {it.name: get_args(hints[it.name]) or (hints[it.name],) for it in fields(method)}

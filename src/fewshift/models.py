@@ -83,7 +83,7 @@ def load(
     argument does not say, the card does; then the weights (the number of classes) or the library (preprocessing).
     The global random state is untouched.
     """
-    state = None if weights is None or weights == RANDOM else read_weights(weights)
+    state = None if weights is None or str(weights) == RANDOM else read_weights(weights)
     card = Card() if state is None else read_card(Path(str(weights)).with_suffix(".json"))
     name = name or card.arch
     if name is None:
@@ -94,7 +94,7 @@ def load(
     with torch.random.fork_rng(devices=[]):
         if state is not None:
             model = _filled(recipe, state, count, f"{weights} does not fit {name}")
-        elif weights == RANDOM:
+        elif str(weights) == RANDOM:
             model = recipe.untrained(count)
         else:
             model = recipe.trained(count)

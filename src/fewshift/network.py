@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 
 from fewshift.errors import FewshiftError
 
@@ -66,13 +67,19 @@ class Network:
         names = [layer.name for layer in found.layers]
         with torch.no_grad(), _calls(private, names) as calls, _outputs(private) as outputs:
             try:
-                logits = logits_of(private(images))
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                output = private(images)
+            except Exception as error:
                 shape = tuple(images.shape)
                 raise FewshiftError(
                     f"the network cannot run on images of shape {shape} ({_first_line(error)}): "
                     "check size, channels and preprocessing"
                 ) from error
+        logits = logits_of(output)
+        if logits.ndim < 2 or len(logits) != len(images):
+            raise FewshiftError(
+                f"the network answers {len(images)} images with a tensor of shape {tuple(logits.shape)}: "
+                "wrap it in a module that returns one row of logits per image"
+            )
         executed = [replace(layer, calls=calls.count(layer.name)) for layer in found.layers]
         unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
         return replace(
@@ -80,7 +87,7 @@ class Network:
             layers=tuple(sorted((layer for layer in executed if layer.calls), key=lambda it: calls.index(it.name))),
             skipped=found.skipped + tuple(unused),
             head=_named_head(private, head) if head else _found_head(outputs, logits),
-            classes=logits.shape[1] if logits.ndim > 1 else None,
+            classes=logits.shape[1],
         )
 
     def copy(self) -> nn.Module:
@@ -176,7 +183,8 @@ def refuse_without_statistics(network: Network) -> None:
 
 def refuse_broken_weights(model: nn.Module) -> None:
     """One sentence naming the first tensor with NaN or infinity, or a negative variance."""
-    for name, tensor in model.state_dict().items():
+    statistics = [(name, it) for name, it in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    for name, tensor in chain(model.named_parameters(), statistics):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise FewshiftError(f"weight '{name}' contains NaN or infinity: load sound weights")
         if name.endswith("running_var") and (tensor < 0).any():
@@ -189,12 +197,20 @@ def structural_copy(model: nn.Module) -> nn.Module:
         raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
     if not isinstance(model, nn.Module):
         raise FewshiftError(f"expected an nn.Module, got {type(model).__name__}: pass a PyTorch network")
-    return copy.deepcopy(model, {id(it): it for it in chain(model.parameters(), model.buffers())}).eval()
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
+    try:
+        return copy.deepcopy(model, {id(it): it for it in chain(model.parameters(), model.buffers())}).eval()
+    except Exception as error:
+        raise FewshiftError(
+            f"this {type(model).__name__} cannot be copied ({_first_line(error)}): adaptation works on copies, "
+            "so make it support copy.deepcopy"
+        ) from error
 
 
 def like(model: nn.Module, images: Tensor) -> Tensor:
     """`images` on the device and in the floating type of the network's weights."""
-    for tensor in model.state_dict().values():
+    for tensor in chain(model.parameters(), model.buffers()):
         if tensor.is_floating_point():
             return images.to(tensor.device, tensor.dtype)
     return images
@@ -242,6 +258,8 @@ def features(model: nn.Module, head: str, images: Tensor) -> Tensor:
 def _reason_to_skip(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return "instance normalisation has no source statistics to blend"
+    if is_batchnorm(module) and parametrize.is_parametrized(module):
+        return "its weights are computed by a parametrisation"
     if "intrinsic" in type(module).__module__ and "Bn" in type(module).__name__:
         return "convolution and BatchNorm are fused, nothing is left to adapt"
     return None
@@ -289,6 +307,8 @@ def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 def is_linear(module: nn.Module) -> bool:
     """A linear layer or a 1x1 convolution: what a head can be."""
+    if parametrize.is_parametrized(module):
+        return False
     return isinstance(module, nn.Linear) or (
         isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1
     )

@@ -6,16 +6,17 @@ unbiased one (divide by the count minus one). Everything below is biased unless 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fewshift import progress
 from fewshift.errors import FewshiftError
-from fewshift.network import Network, batchnorm, logits_of
+from fewshift.network import Layer, Network, batchnorm, logits_of
 
 NULL = 1e-10  # a spanning vector shorter than this fraction of the data it came from is rounding noise
 
@@ -60,6 +61,10 @@ class Moments:
         """(N, C): sqrt(unbiased spatial variance + eps) of each image; NaN where an image has one position."""
         count = self.count.unsqueeze(1)
         return (self.var * count / (count - 1) + eps).sqrt()
+
+    def as_one(self) -> Moments:
+        """All images taken together as if they were one: pools further without keeping each."""
+        return Moments(self.pooled_mean.unsqueeze(0), self.pooled_var.unsqueeze(0), self.count.sum().unsqueeze(0))
 
     @property
     def _weights(self) -> Tensor:
@@ -164,7 +169,10 @@ def normalising(network: Network, working: nn.Module, source: Mapping[str, Sourc
     """
 
     def hook(name: str, module: _BatchNorm, inputs: Tensor) -> None:
-        normal = rule(name, moments(inputs))
+        seen = moments(inputs)
+        if not (torch.isfinite(seen.mean).all() and torch.isfinite(seen.var).all()):
+            raise FewshiftError(f"what enters layer '{name}' is not finite: check the images' scale and preprocessing")
+        normal = rule(name, seen)
         if normal is not None:
             write_affine(module, source[name], normal)
 
@@ -296,6 +304,64 @@ def read_by_ema(network: Network, batches: Sequence[Tensor], blend: Blend, old: 
         for images in batches:
             working(images)
     return {name: estimate(name) for name in mean}
+
+
+class _SeenEnoughError(Exception):
+    """Stops a forward pass at the layer whose input was wanted."""
+
+
+@torch.no_grad()
+def pooled_exactly(network: Network, batches: Callable[[], Iterable[Tensor]]) -> dict[str, Normal]:
+    """The statistics of images that do not fit into one batch, as if they had: one partial pass per layer.
+
+    Each layer pools its inputs over all batches while the layers below it already use theirs, so the result depends
+    neither on the size of the batches nor on their order.
+    """
+    source, working = source_layers(network), network.copy()
+    normals: dict[str, Normal] = {}
+    for layer in progress.track(network.layers, "statistics, layer by layer"):
+        parts: list[Moments] = []
+
+        def collect(_: nn.Module, args: tuple[Tensor], layer: Layer = layer, parts: list[Moments] = parts) -> None:
+            parts.append(moments(args[0]).as_one())
+            if layer.calls == 1:
+                raise _SeenEnoughError
+
+        handle = working.get_submodule(layer.name).register_forward_pre_hook(collect)
+        for images in batches():
+            with suppress(_SeenEnoughError):
+                working(images)
+        handle.remove()
+        normals[layer.name] = concatenated(parts).normal(source[layer.name].eps)
+        write_affine(batchnorm(working, layer.name), source[layer.name], normals[layer.name])
+    return normals
+
+
+@torch.no_grad()
+def averaged_over_batches(
+    network: Network, batches: Iterable[Tensor], weight: Callable[[int], float]
+) -> dict[str, Normal]:
+    """Running statistics of a pass in which every batch is normalised with its own, as in training.
+
+    `weight(i)` is how much the i-th batch counts against what came before: 1 / (i + 1) averages all batches alike.
+    The variances are unbiased ones, as BatchNorm stores them.
+    """
+    source, working = source_layers(network), network.copy()
+    mean: dict[str, Tensor] = {}
+    var: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+
+    def rule(name: str, current: Moments) -> Normal:
+        new = weight(counts.get(name, 0)) if name in counts else 1.0
+        counts[name] = counts.get(name, 0) + 1
+        mean[name] = (1 - new) * mean.get(name, current.pooled_mean) + new * current.pooled_mean
+        var[name] = (1 - new) * var.get(name, current.unbiased_var) + new * current.unbiased_var
+        return current.normal(source[name].eps)
+
+    with normalising(network, working, source, rule):
+        for images in batches:
+            working(images)
+    return {name: Normal(mean[name], (var[name] + source[name].eps).sqrt()) for name in mean}
 
 
 @dataclass(frozen=True)

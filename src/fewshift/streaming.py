@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewshift.network import Network, logits_of
+from fewshift.network import Network, batchnorm, logits_of
 from fewshift.statistics import Moments, Normal, SourceLayer, normalising, source_layers
 
 BatchRule = Callable[[SourceLayer, Moments], Normal]
@@ -37,3 +38,31 @@ class BatchNormalised(nn.Module):
         """Stays in evaluation mode: the statistics follow the batches by themselves, and dropout must not."""
         del mode
         return super().train(False)
+
+
+def use_each_batch(network: Network, model: nn.Module) -> None:
+    """From now on the BatchNorm layers of a private copy normalise with their batch, and gradients flow through it.
+
+    Running statistics are neither used nor changed. A layer that sees one position per channel answers its bias.
+    """
+    for layer in network.layers:
+        module = batchnorm(model, layer.name)
+        if isinstance(module, _BatchNorm):
+            module.momentum = 0.0
+        module.register_forward_pre_hook(_normalise_with_batch)
+
+
+def _normalise_with_batch(module: _BatchNorm, args: tuple[Tensor]) -> tuple[Tensor] | None:
+    inputs = args[0]
+    several = inputs.numel() > inputs.shape[1]
+    module.training = several and isinstance(module, _BatchNorm)
+    if module.training:
+        return None  # its own kernel does the rest
+    # a frozen layer keeps to its statistics, so its input is moved to where they are right
+    shape = (1, -1, *(1,) * (inputs.ndim - 2))
+    dims = [0, *range(2, inputs.ndim)]
+    var, mean = torch.var_mean(inputs, dims, correction=0, keepdim=True)
+    assert module.running_mean is not None  # refuse_unadaptable comes first
+    assert module.running_var is not None
+    scale = ((module.running_var.view(shape) + module.eps) / (var + module.eps)).sqrt()
+    return ((inputs - mean) * scale + module.running_mean.view(shape),)

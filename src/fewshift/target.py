@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -43,6 +44,13 @@ class Support:
             raise FewshiftError(f"image {broken[0]} of the support contains NaN or infinity: check its preprocessing")
         if self.labels.is_floating_point() or self.labels.is_complex():
             raise FewshiftError("labels are not integers: give class indices from 0")
+        if self.labels.ndim in (0, 2):
+            raise FewshiftError(
+                f"labels have shape {tuple(self.labels.shape)}: give one class index for each image, or for each pixel"
+            )
+        if self.classes is not None and len(set(self.classes)) < len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise FewshiftError(f"class name '{twice}' occurs twice: name every class once")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,7 +63,8 @@ class Support:
     @property
     def counts(self) -> dict[int, int]:
         """Images (or labelled pixels) per class, for the classes that occur."""
-        values, counts = self.labels[self.labels != IGNORE].unique(return_counts=True)
+        labels = self.labels[self.labels != IGNORE] if self.dense else self.labels
+        values, counts = labels.unique(return_counts=True)
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
     @property
@@ -75,6 +84,8 @@ class Support:
         if self.augment is None:
             return images
         views = [self.augment(image) for image in images]
+        if not all(isinstance(view, Tensor) for view in views):
+            raise FewshiftError("augment did not return a tensor: let it return an image like the one it was given")
         if any(view.shape != images.shape[1:] for view in views):
             raise FewshiftError(
                 f"augment changed an image of shape {tuple(images.shape[1:])}: let it return the shape it was given"
@@ -182,7 +193,7 @@ def draw_support(labels: Sequence[int] | Tensor, k: int, seed: int, classes: Seq
     Each class has its own seeded order of which the first k are taken: the draw for k is part of the draw for
     k + 1, and does not depend on which other classes there are.
     """
-    labels = torch.as_tensor(labels)
+    labels, seed = torch.as_tensor(labels), checked_seed(seed)
     chosen = []
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
@@ -221,16 +232,28 @@ def minibatches(
     return batches
 
 
+def checked_seed(seed: int) -> int:
+    """One sentence when a seed is none."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise FewshiftError(f"seed={seed!r} is no seed: give a whole number from 0 to {2**32 - 1}")
+    return seed
+
+
+_alone = threading.RLock()  # the global random states are one per process
+
+
 @contextmanager
 def private_randomness(seed: int) -> Iterator[torch.Generator]:
     """Everything random in the block follows `seed`; Python's, NumPy's and torch's global states are untouched.
 
-    The generator is for our own choices; the seeded global states are for augmentations, which know no other.
+    The generator is for our own choices; the seeded global states are for augmentations, which know no other. Blocks
+    in several threads wait for each other.
     """
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    checked_seed(seed)
+    with _alone, torch.random.fork_rng():
+        python, numpy = random.getstate(), np.random.get_state()
         random.seed(seed)
-        np.random.seed(seed % 2**32)
+        np.random.seed(seed)
         torch.manual_seed(seed)
         try:
             yield torch.Generator().manual_seed(seed)

@@ -10,6 +10,7 @@ Where the statistics come from decides most results, so it is said explicitly, n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewshift.errors import FewshiftError
 from fewshift.fit import fit
+from fewshift.heads import train_head
 from fewshift.method import Fitted
 from fewshift.network import Network, batchnorm, like, linear, logits_of, refuse_without_statistics
 from fewshift.statistics import read, tied
@@ -143,7 +145,10 @@ def tune(
     model: nn.Module | None = None,
     after_epoch: Callable[[nn.Module], None] | None = None,
 ) -> Fitted:
-    """Train some parts of a network on the support; `penalty(model)` gives what is added to the loss of each step."""
+    """Train some parts of a network on the support.
+
+    `penalty(model)` gives what is added to the loss of each step; `after_epoch` is shown the predictor so far.
+    """
     model = trainable(network, bn, support) if model is None else model
     tensors = [tensor.requires_grad_(True) for tensor in parts(network, model)]
     if not tensors:
@@ -155,17 +160,56 @@ def tune(
         value = target.loss(logits_of(model(images)), support.labels[indices])
         return value if extra is None else value + extra(images)
 
+    def predictor(trained: nn.Module) -> nn.Module:
+        if bn == "support":
+            write_statistics(network, trained, support.images)
+        return finished(network, trained)
+
     with private_randomness(seed) as generator:
 
         def batches() -> Iterable[Tensor]:
             yield from minibatches(len(support), batch_size, generator, at_least=2 if bn == "train_running" else 1)
             if after_epoch is not None:
-                after_epoch(model)
+                after_epoch(predictor(copy.deepcopy(model)))
 
         losses = fit(loss, batches, optimizer(tensors), epochs)
-    if bn == "support":
-        write_statistics(network, model, support.images)
     return Fitted(
-        finished(network, model),
+        predictor(model),
         notes={"support_loss": losses, "parameters": sum(tensor.numel() for tensor in tensors), "bn": bn},
     )
+
+
+def tune_head(
+    network: Network,
+    support: Support,
+    target: Target,
+    optimizer: Optimizer,
+    *,
+    bn: str,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    fresh: bool = False,
+) -> tuple[nn.Module, list[float]]:
+    """Train the head alone, from the source's or from a fresh start; the body gives its features once if it can."""
+    if bn == "train_running":
+        fitted = tune(
+            network, support, target, head_parameters, optimizer, bn=bn, epochs=epochs, batch_size=batch_size, seed=seed
+        )
+        return fitted.predictor, fitted.notes["support_loss"]
+    name = network.need_head("training the classifier")
+    model = trainable(network, bn, support)
+    layer = linear(model, name).requires_grad_(True)
+    with private_randomness(seed) as generator:
+        if fresh:
+            layer.reset_parameters()
+        losses = train_head(
+            model,
+            name,
+            support,
+            target.loss,
+            lambda: minibatches(len(support), batch_size, generator),
+            optimizer(list(layer.parameters())),
+            epochs,
+        )
+    return finished(network, model), losses

@@ -144,7 +144,8 @@ def _class_images(name: str, folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+    # a broken link counts: opening it tells what is wrong, passing it over would not
+    return path.suffix.lower() in IMAGE_SUFFIXES and (path.is_file() or path.is_symlink())
 
 
 def _is_hidden(path: Path, root: Path) -> bool:

@@ -46,8 +46,8 @@ class Preprocess:
         if not all(map(math.isfinite, self.mean)) or not all(0 < value < math.inf for value in self.std):
             raise FewshiftError(f"mean {self.mean}, std {self.std}: give finite means and positive deviations")
         for name, size in (("resize", self.resize), ("crop", self.crop)):
-            if size is not None and size < 1:
-                raise FewshiftError(f"{name} is {size}: give a size of at least 1 pixel")
+            if size is not None and not 1 <= size**2 <= MAX_PIXELS:
+                raise FewshiftError(f"{name} is {size}: give a size from 1 to {math.isqrt(MAX_PIXELS)} pixels")
         if self.interpolation not in FILTERS:
             raise FewshiftError(f"unknown interpolation {self.interpolation!r}: use one of {', '.join(FILTERS)}")
 

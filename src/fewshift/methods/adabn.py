@@ -8,29 +8,68 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import nn
 
+from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, like, refuse_unadaptable
-from fewshift.statistics import merged, read, source_layers, tied
-from fewshift.target import Target
+from fewshift.statistics import Normal, averaged_over_batches, merged, pooled_exactly, read, source_layers, tied
+from fewshift.target import Target, Unlabelled
+
+STATISTICS = ("auto", "exact", "cumulative", "ema")
 
 
 @dataclass(frozen=True)
 class AdaBN(Method):
-    """Statistics of the whole support in one pass, each layer seeing what the new statistics below it produce."""
+    """Statistics of all unlabelled images if there are any, of the support otherwise; labels are not looked at.
+
+    - exact: pooled over all images, each layer seeing what the new statistics below it produce. Unlabelled images
+      cost one partial pass per layer.
+    - cumulative: one pass in batches, each normalised with its own statistics, their plain average.
+    - ema: the same with an exponential average of the given momentum, starting at the first batch.
+    - auto: exact for a support, cumulative for unlabelled images, which pass in a random order drawn from the seed.
+    """
 
     name: ClassVar[str] = "adabn"
     paper: ClassVar[str] = "Li et al., 2016"
-    needs: ClassVar[Needs] = Needs.SUPPORT
+    needs: ClassVar[Needs] = Needs.EITHER
     changes: ClassVar[str] = "BatchNorm weight and bias (statistics where a layer has none)"
 
+    statistics: str = "auto"
+    batch_size: int = 128
+    momentum: float = 0.1
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        if self.statistics not in STATISTICS:
+            raise FewshiftError(f"statistics={self.statistics!r} is unknown: choose one of {', '.join(STATISTICS)}")
+        if self.batch_size < 1 or not 0 < self.momentum <= 1:
+            raise FewshiftError("batch_size has to be at least 1 and momentum above 0 and at most 1: change them")
+
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
-        """The network with the support's statistics; labels are not looked at."""
-        images = target.need_support(self.name).images
-        network = Network.of(network, images)
+        """The network with the target's statistics."""
+        network = Network.of(network, target.some_images(self.name, "support or unlabelled images"))
         refuse_unadaptable(network)
-        source = source_layers(network)
-        seen = read(network, like(network.model, images), tied(network, 1.0)).moments
-        normals = {name: it.normal(source[name].eps) for name, it in seen.items()}
+        if target.unlabelled is not None:
+            normals = self._of_many(network, target.unlabelled, seed)
+        else:
+            images = like(network.model, target.need_support(self.name).images)
+            if self.statistics in ("auto", "exact"):
+                source = source_layers(network)
+                seen = read(network, images, tied(network, 1.0)).moments
+                normals = {name: it.normal(source[name].eps) for name, it in seen.items()}
+            else:
+                normals = self._of_many(network, Unlabelled(images), seed)
         return Fitted(network.with_tensors(merged(network, normals)))
+
+    def _of_many(self, network: Network, unlabelled: Unlabelled, seed: int) -> dict[str, Normal]:
+        order = torch.randperm(len(unlabelled), generator=torch.Generator().manual_seed(seed))
+
+        def batches():  # type: ignore[no-untyped-def]  # an iterator of tensors, fresh at every call
+            return (like(network.model, unlabelled.batch(indices)) for indices in order.split(self.batch_size))
+
+        if self.statistics == "exact":
+            return pooled_exactly(network, batches)
+        weight = (lambda _: self.momentum) if self.statistics == "ema" else (lambda step: 1 / (step + 1))
+        return averaged_over_batches(network, batches(), weight)

@@ -40,6 +40,7 @@ from fewshift.statistics import (
 )
 from fewshift.target import Support, Target, minibatches, private_randomness
 
+MOST_CANDIDATES = 1001
 NCC_SHOTS = 5  # from here on the paper replaces the source classifier by nearest centroids
 
 
@@ -103,7 +104,8 @@ class LCCS(Method):
     gamma_floor: float | None = None
     adapt_dtype: str | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Only settings that make sense."""
         _one_of("combination", self.combination, ("linear", "convex"))
         _one_of("objective", self.objective, ("cross-entropy", "entropy"))
         _one_of("classifier", self.classifier, ("source", "finetuned", "ncc", "auto"))
@@ -128,6 +130,8 @@ class LCCS(Method):
         ):
             if getattr(self, name) < least:
                 raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {least}")
+        if self.grid > MOST_CANDIDATES:
+            raise FewshiftError(f"grid={self.grid} is too large: give at most {MOST_CANDIDATES}")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Initialise, span, learn, classify: the four stages of the paper."""

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, refuse_unadaptable
 from fewshift.statistics import Moments, Normal, SourceLayer
@@ -36,10 +35,6 @@ class TestTimeBN(Method):
     returns: ClassVar[str] = "streaming predictor"
 
     prior: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.prior < 0:
-            raise FewshiftError(f"prior={self.prior} is negative: give 0 or the number of images the source counts as")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """A predictor that re-estimates statistics on every batch it is given."""

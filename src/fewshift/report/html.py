@@ -40,7 +40,7 @@ def demo_page(demo: Demo, path: str | Path) -> Path:
     """What the demonstration found, with pictures of both domains."""
     example = demo.example
     before = next(row for row in demo.rows if row.method == "source")
-    after = next(row for row in demo.rows if (row.method, row.shots) == (example.method.name, example.support.shots))
+    after = next(row for row in demo.rows if (row.method, row.shots) == (example.method.name, example.delta.shots))
     return _write(
         path,
         "demo.html",

@@ -31,24 +31,29 @@ def summary(result: Adaptation) -> str:
     """The whole story in one sentence."""
     network, method = type(result.source).__name__, type(result.method).__name__
     if not result.delta.bits:
-        return f"{method} was given {support(result.support)} and left this {network} as it is, bit for bit."
+        return f"{method} was given {given(result)} and left this {network} as it is, bit for bit."
     deeds = []
     if learned := result.notes.get("parameters"):
         count = sum(layer.skipped is None for layer in result.layers)
-        share = f"on average {learned / count:.0f} in each of {counted(count, 'layer')}"
-        deeds.append(f"learned {learned:,} numbers ({share})")
+        each = f" (on average {learned / count:.0f} in each of {counted(count, 'layer')})"
+        deeds.append(f"learned {learned:,} numbers{each if any(it.details for it in result.layers) else ''}")
     if deed := CLASSIFIERS.get(result.notes.get("classifier", "")):
         deeds.append(deed)
     done = f"it {' and '.join(deeds)}, so that " if deeds else ""
-    return (
-        f"{method} fitted this {network} to {support(result.support)} in {duration(result.seconds)}: "
-        f"{done}{changed(result)}."
-    )
+    return f"{method} fitted this {network} to {given(result)} in {duration(result.seconds)}: {done}{changed(result)}."
 
 
 def sentence(phrase: str) -> str:
     """The phrase with a capital first letter, the others as they are."""
     return phrase[:1].upper() + phrase[1:]
+
+
+def given(result: Adaptation) -> str:
+    """What the method could look at."""
+    images = [] if result.support is None else [support(result.support)]
+    if result.unlabelled is not None:
+        images.append(counted(len(result.unlabelled), "unlabelled image"))
+    return " and ".join(images)
 
 
 def support(given: Support) -> str:

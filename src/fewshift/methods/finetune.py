@@ -1,0 +1,172 @@
+"""Fine-tuning parts of the network on the support: BatchNorm, head, feature extractor, or all with weight decay (L2).
+
+The settings are those the LCCS paper gives for all of them: rate 0.001, minibatches of 32, ten epochs; SGD with
+momentum and decay 0.0004, but Adam without decay for BatchNorm. Where the statistics come from is a field of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from fewshift.method import Fitted, Method, Needs
+from fewshift.network import Network, refuse_unadaptable
+from fewshift.target import Target
+from fewshift.tuning import (
+    adam,
+    affine_parameters,
+    all_parameters,
+    body_parameters,
+    check_policy,
+    head_parameters,
+    prepare,
+    sgd,
+    tune,
+    tune_head,
+)
+
+
+@dataclass(frozen=True)
+class FinetuneBN(Method):
+    """Weight and bias of every BatchNorm layer by Adam; by default with the statistics of the support."""
+
+    name: ClassVar[str] = "finetune-bn"
+    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    changes: ClassVar[str] = "BatchNorm weight, bias and statistics"
+
+    bn: str = "support"
+    epochs: int = 10
+    lr: float = 1e-3
+    batch_size: int = 32
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        check_policy(self.bn)
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """Train, then take the statistics that belong to the final weights."""
+        network, support = prepare(network, target, self.name)
+        refuse_unadaptable(network)
+        return tune(
+            network,
+            support,
+            target,
+            affine_parameters,
+            adam(self.lr),
+            bn=self.bn,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class FinetuneHead(Method):
+    """The classifier alone, starting from the source's, on features of the untouched body."""
+
+    name: ClassVar[str] = "finetune-head"
+    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    changes: ClassVar[str] = "the head"
+
+    bn: str = "source_frozen"
+    epochs: int = 10
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 4e-4
+    batch_size: int = 32
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        check_policy(self.bn)
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """Train the head; without augmentation the body computes its features once."""
+        network, support = prepare(network, target, self.name)
+        predictor, losses = tune_head(
+            network,
+            support,
+            target,
+            sgd(self.lr, self.weight_decay, self.momentum),
+            bn=self.bn,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+        )
+        parameters = sum(tensor.numel() for tensor in head_parameters(network, predictor))
+        return Fitted(predictor, notes={"support_loss": losses, "parameters": parameters, "bn": self.bn})
+
+
+@dataclass(frozen=True)
+class FinetuneFeatures(Method):
+    """Everything but the classifier, by SGD with decay; BatchNorm in training mode."""
+
+    name: ClassVar[str] = "finetune-features"
+    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    changes: ClassVar[str] = "everything but the head"
+
+    bn: str = "train_running"
+    epochs: int = 10
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 4e-4
+    batch_size: int = 32
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        check_policy(self.bn)
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """Train the body under the frozen source head."""
+        network, support = prepare(network, target, self.name)
+        return tune(
+            network,
+            support,
+            target,
+            body_parameters,
+            sgd(self.lr, self.weight_decay, self.momentum),
+            bn=self.bn,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class L2(Method):
+    """The whole network by SGD, decayed towards zero: cross-entropy + (weight_decay / 2) |w|^2."""
+
+    name: ClassVar[str] = "l2"
+    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    changes: ClassVar[str] = "everything"
+
+    bn: str = "train_running"
+    epochs: int = 10
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 4e-4
+    batch_size: int = 32
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        check_policy(self.bn)
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """Train everything."""
+        network, support = prepare(network, target, self.name)
+        return tune(
+            network,
+            support,
+            target,
+            all_parameters,
+            sgd(self.lr, self.weight_decay, self.momentum),
+            bn=self.bn,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+        )

@@ -1,0 +1,105 @@
+"""FLUTE, reduced to one source: learn BatchNorm's weight and bias under a nearest-centroid classifier.
+
+Triantafillou et al., "Learning a Universal Template for Few-shot Dataset Generalization", ICML 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewshift.errors import FewshiftError
+from fewshift.fit import fit
+from fewshift.heads import nearest_centroid_head
+from fewshift.method import Fitted, Method, Needs
+from fewshift.network import Network, head_inputs, refuse_unadaptable
+from fewshift.target import Target, private_randomness
+from fewshift.tuning import adam, affine_parameters, finished, prepare, trainable, use_batches, write_statistics
+
+FLOOR = 1e-3  # of the squared length of an embedding
+
+
+@dataclass(frozen=True)
+class Flute(Method):
+    """Cosine logits, without temperature, to the class means of the minibatch itself.
+
+    - stats: "support" (each minibatch's own moments while training, with gradient; those of the whole support for
+      centroids and test) or "source".
+    - centroid_grad: "flow" through the class means, as in the original, or "detach".
+    """
+
+    name: ClassVar[str] = "flute"
+    paper: ClassVar[str] = "Triantafillou et al., ICML 2021"
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    changes: ClassVar[str] = "BatchNorm weight, bias and statistics; the head (nearest centroids)"
+
+    stats: str = "support"
+    centroid_grad: str = "flow"
+    epochs: int = 10
+    lr: float = 1e-3
+    batch_size: int = 32
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        if self.stats not in ("support", "source") or self.centroid_grad not in ("flow", "detach"):
+            raise FewshiftError("stats is 'support' or 'source', centroid_grad 'flow' or 'detach': choose one of these")
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """Train weight and bias, take the support's statistics, put the centroids into the head."""
+        network, support = prepare(network, target, self.name)
+        refuse_unadaptable(network)
+        head = network.need_head(self.name)
+        model = trainable(network, "source_frozen")
+        if self.stats == "support":
+            use_batches(network, model, momentum=0.0)
+        tensors = [tensor.requires_grad_(True) for tensor in affine_parameters(network, model)]
+
+        def loss(indices: Tensor) -> Tensor:
+            with head_inputs(model, head) as seen:
+                model(support.views(indices))
+            return centroid_loss(seen[-1].flatten(1), support.labels[indices], detach=self.centroid_grad == "detach")
+
+        with private_randomness(seed) as generator:
+            losses = fit(
+                loss,
+                lambda: balanced_minibatches(support.labels, self.batch_size, generator),
+                adam(self.lr)(tensors),
+                self.epochs,
+            )
+        model = finished(network, model)
+        if self.stats == "support":
+            write_statistics(network, model, support.images)
+        state = model.state_dict()
+        with torch.no_grad():
+            for name, tensor in nearest_centroid_head(network, model, support).items():
+                state[name].copy_(tensor)
+        return Fitted(model, notes={"support_loss": losses, "parameters": sum(it.numel() for it in tensors)})
+
+
+def centroid_loss(embeddings: Tensor, labels: Tensor, *, detach: bool = False) -> Tensor:
+    """Cross-entropy of cos(embedding, class mean) over the classes that are present."""
+    _, compact = labels.unique(return_inverse=True)
+    members = F.one_hot(compact).to(embeddings).T
+    centres = (members @ embeddings) / members.sum(1, keepdim=True)
+    return F.cross_entropy(_unit(embeddings) @ _unit(centres.detach() if detach else centres).T, compact)
+
+
+def balanced_minibatches(labels: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+    """One epoch in which classes take turns, so that every minibatch has them as evenly as the support does."""
+    order = torch.randperm(len(labels), generator=generator)
+    turn = torch.zeros(len(labels), dtype=torch.long)
+    for label in labels.unique().tolist():
+        mine = order[labels[order] == label]
+        turn[mine] = torch.arange(len(mine))
+    batches = list(order[turn[order].argsort(stable=True)].split(size))
+    if len(batches) > 1 and len(batches[-1]) < 2:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / rows.square().sum(1, keepdim=True).clamp(min=FLOOR).sqrt()

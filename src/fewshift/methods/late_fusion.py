@@ -1,0 +1,101 @@
+"""Late fusion: average the scores of the source classifier and of one trained on the few target images.
+
+Hoffman et al., "One-Shot Adaptation of Supervised Deep Convolutional Models", 2013.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fewshift.errors import FewshiftError
+from fewshift.method import Fitted, Method, Needs
+from fewshift.network import Network, head_inputs, linear, logits_of
+from fewshift.target import Target
+from fewshift.tuning import check_policy, prepare, sgd, tune_head
+
+
+@dataclass(frozen=True)
+class LateFusion(Method):
+    """weight * source score + (1 - weight) * target score, both heads on the same features.
+
+    Scores are softmax probabilities, and the predictor carries both heads; with scores="logits" the average is one
+    linear layer, and the predictor a plain network. The target head starts from the source's ("finetuned") or from
+    scratch ("fresh").
+    """
+
+    name: ClassVar[str] = "late-fusion"
+    paper: ClassVar[str] = "Hoffman et al., 2013"
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    changes: ClassVar[str] = "a second head is added; the head, where scores are logits"
+    returns: ClassVar[str] = "network with both heads"
+
+    weight: float = 0.5
+    scores: str = "probabilities"
+    target_head: str = "finetuned"
+    bn: str = "source_frozen"
+    epochs: int = 10
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 4e-4
+    batch_size: int = 32
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        check_policy(self.bn)
+        if self.bn == "train_running":
+            raise FewshiftError(
+                "late fusion needs both heads on the same features: use bn='source_frozen' or 'support'"
+            )
+        if not 0 <= self.weight <= 1:
+            raise FewshiftError(f"weight={self.weight} is no blend: give a number from 0 (target) to 1 (source)")
+        if self.scores not in ("probabilities", "logits") or self.target_head not in ("finetuned", "fresh"):
+            raise FewshiftError("scores is 'probabilities' or 'logits', target_head 'finetuned' or 'fresh': choose one")
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """Train the second head, then fuse."""
+        network, support = prepare(network, target, self.name)
+        predictor, losses = tune_head(
+            network,
+            support,
+            target,
+            sgd(self.lr, self.weight_decay, self.momentum),
+            bn=self.bn,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+            fresh=self.target_head == "fresh",
+        )
+        head = network.need_head(self.name)
+        mine, theirs = linear(network.model, head), linear(predictor, head)
+        notes = {"support_loss": losses, "bn": self.bn}
+        if self.scores == "probabilities":
+            body = network.with_tensors({}) if self.bn == "source_frozen" else copy.deepcopy(predictor)
+            linear(body, head).load_state_dict(mine.state_dict())
+            return Fitted(BothHeads(body, head, theirs, self.weight), notes=notes)
+        with torch.no_grad():
+            for name, tensor in theirs.named_parameters():
+                tensor.lerp_(mine.get_parameter(name).to(tensor), self.weight)
+        return Fitted(predictor, notes=notes)
+
+
+class BothHeads(nn.Module):
+    """One body, two heads; the logits are the logarithms of the blended probabilities."""
+
+    def __init__(self, network: nn.Module, head: str, second: nn.Module, weight: float) -> None:
+        super().__init__()
+        self.network, self.second = network, copy.deepcopy(second)
+        self._head, self._weight = head, weight
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """log(weight p_source + (1 - weight) p_target)."""
+        with head_inputs(self.network, self._head) as seen:
+            first = logits_of(self.network(images))
+        second = self.second(seen[-1]).reshape(first.shape)
+        blend = self._weight * first.softmax(1) + (1 - self._weight) * second.softmax(1)
+        return torch.log(blend.clamp(min=torch.finfo(blend.dtype).tiny))

@@ -1,0 +1,177 @@
+"""LP-FT: linear probing, then full fine-tuning at a tenth of the rate.
+
+Kumar et al., "Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution", ICLR 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fewshift import progress
+from fewshift.errors import FewshiftError
+from fewshift.method import Fitted, Method, Needs
+from fewshift.network import Network, logits_of
+from fewshift.target import Support, Target, others
+from fewshift.tuning import adam, all_parameters, check_policy, prepare, trainable, tune, tune_head
+
+
+@dataclass(frozen=True)
+class LPFT(Method):
+    """The head first, the body held; then everything. Both by Adam, stopped where cross-validation says.
+
+    How many epochs each stage gets, up to `probe_epochs` and `epochs`, is the number with the lowest loss on held-out
+    parts of the *support*: stratified folds, every fold trained in full. With one image in a class nothing can be held
+    out, and the numbers are used as they are.
+    """
+
+    name: ClassVar[str] = "lp-ft"
+    paper: ClassVar[str] = "Kumar et al., ICLR 2022"
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    changes: ClassVar[str] = "everything"
+
+    bn: str = "source_frozen"
+    probe_epochs: int = 100
+    epochs: int = 10
+    lr: float = 1e-3
+    batch_size: int = 32
+    folds: int = 3
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        check_policy(self.bn)
+        if self.folds < 2:
+            raise FewshiftError(f"folds={self.folds} holds nothing out: give at least 2")
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """Choose the epochs inside the support, then run both stages on all of it."""
+        network, support = prepare(network, target, self.name)
+        network.need_head(self.name)
+        parts = [] if support.dense else stratified_folds(support.labels, self.folds, seed)
+        probe_epochs, probe_curve = self._choose_probe(network, support, target, parts, seed)
+        epochs, curve = self._choose_tune(network, support, target, parts, probe_epochs, seed)
+        probed = self._probe(network, support, target, probe_epochs, seed)
+        fitted = self._tune(probed, support, target, epochs, seed)
+        notes = {
+            "probe_epochs": probe_epochs,
+            "probe_held_out_loss": probe_curve,
+            "epochs": epochs,
+            "held_out_loss": curve,
+        }
+        return replace(fitted, notes=fitted.notes | notes)
+
+    def _probe(self, network: Network, support: Support, target: Target, epochs: int, seed: int) -> Network:
+        """The network with a head trained on the features of its untouched body."""
+        model, _ = tune_head(
+            network,
+            support,
+            target,
+            adam(self.lr),
+            bn="support" if self.bn == "support" else "source_frozen",
+            epochs=epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+        )
+        return replace(network, model=model)
+
+    def _tune(
+        self,
+        network: Network,
+        support: Support,
+        target: Target,
+        epochs: int,
+        seed: int,
+        after_epoch: Callable[[nn.Module], None] | None = None,
+    ) -> Fitted:
+        return tune(
+            network,
+            support,
+            target,
+            all_parameters,
+            adam(self.lr / 10),
+            bn=self.bn,
+            epochs=epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+            after_epoch=after_epoch,
+        )
+
+    def _choose_probe(
+        self, network: Network, support: Support, target: Target, folds: list[Tensor], seed: int
+    ) -> tuple[int, list[float]]:
+        """Tried at 0, 1, 2, 5, 10, ... epochs: probing is cheap, and its curve is smooth."""
+        if not folds:
+            return self.probe_epochs, []
+        steps = sorted(
+            {0, self.probe_epochs, *(it for it in (1, 2, 5, 10, 20, 50, 100, 200) if it < self.probe_epochs)}
+        )
+        losses = [
+            sum(
+                held_out_loss(self._probe(network, kept, target, epochs, seed).model, held, target)
+                for kept, held in splits(support, folds)
+            )
+            / len(folds)
+            for epochs in progress.track(steps, "probing, cross-validated")
+        ]
+        return steps[min(range(len(steps)), key=losses.__getitem__)], losses
+
+    def _choose_tune(
+        self, network: Network, support: Support, target: Target, folds: list[Tensor], probe_epochs: int, seed: int
+    ) -> tuple[int, list[float]]:
+        """One run per fold, looked at after every epoch."""
+        if not folds:
+            return self.epochs, []
+        curves = []
+        for kept, held in progress.track(splits(support, folds), "fine-tuning, cross-validated"):
+            probed = self._probe(network, kept, target, probe_epochs, seed)
+            curve = [held_out_loss(trainable(probed, self.bn, kept), held, target)]
+            self._tune(
+                probed,
+                kept,
+                target,
+                self.epochs,
+                seed,
+                partial(_look, curve, held, target),
+            )
+            curves.append(curve)
+        mean = torch.tensor(curves, dtype=torch.float64).mean(0)
+        return int(mean.argmin()), mean.tolist()
+
+
+def _look(curve: list[float], held: Support, target: Target, predictor: nn.Module) -> None:
+    curve.append(held_out_loss(predictor, held, target))
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module, held: Support, target: Target) -> float:
+    """The loss on images that were not trained on, in evaluation mode."""
+    return float(target.loss(logits_of(model.eval()(held.images)), held.labels))
+
+
+def splits(support: Support, folds: list[Tensor]) -> list[tuple[Support, Support]]:
+    """(kept, held out) for every fold."""
+
+    def part(indices: Tensor) -> Support:
+        return replace(support, images=support.images[indices], labels=support.labels[indices])
+
+    return [(part(others(fold, len(support))), part(fold)) for fold in folds]
+
+
+def stratified_folds(labels: Tensor, folds: int, seed: int) -> list[Tensor]:
+    """Disjoint parts of the support, each with its share of every class; none where a class has a single image."""
+    _, counts = labels.unique(return_counts=True)
+    folds = min(folds, int(counts.min()))
+    if folds < 2:
+        return []
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=generator)
+    number = torch.zeros(len(labels), dtype=torch.long)
+    for label in labels.unique().tolist():
+        mine = order[labels[order] == label]
+        number[mine] = torch.arange(len(mine)) % folds
+    return [(number == fold).nonzero().flatten() for fold in range(folds)]

@@ -1,0 +1,277 @@
+"""SFDA: pseudo-labels from adaptive prototypes take over from those of the source network.
+
+Kim, Cho, Han, Panda and Hong, "Domain Adaptation without Source Data", 2020.
+
+A target network has two heads. One learns what the frozen source network predicts; the other learns, from confident
+images only, the class whose prototypes are nearest. The weight moves from the first to the second.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewshift.errors import FewshiftError
+from fewshift.fit import fit
+from fewshift.losses import entropy
+from fewshift.method import Fitted, Method, Needs
+from fewshift.network import Network, head_inputs, like, linear, logits_of, refuse_without_statistics
+from fewshift.target import Target, Unlabelled, minibatches, private_randomness
+from fewshift.tuning import MOMENTUM, body_parameters, head_parameters, trainable, use_batches
+
+
+@dataclass(frozen=True)
+class SFDA(Method):
+    """Body and two heads are trained, with BatchNorm in training mode, on unlabelled images alone.
+
+    - steps, batch_size: of SGD; lr and head_lr are the rates of body and heads, times (1 + 10 t / T)^-0.75.
+    - memory_every: steps after which the prototypes are chosen again, max_prototypes of a class at most.
+    - memory: what they are chosen from: "eval" = every plain image, in evaluation mode; "train" = training views in
+      full minibatches, in training mode, as the released code does.
+
+    Both heads start from the source's; the one that learned from prototypes becomes the network's. The source's
+    labels are those of the plain images, asked for once. The last step is the result: nothing is chosen by labels.
+    Minibatches of one image are left out.
+    """
+
+    name: ClassVar[str] = "sfda"
+    paper: ClassVar[str] = "Kim et al., 2020"
+    needs: ClassVar[Needs] = Needs.UNLABELLED
+    changes: ClassVar[str] = "everything"
+
+    steps: int = 5000
+    memory_every: int = 100
+    max_prototypes: int = 100
+    memory: str = "eval"
+    lr: float = 1e-4
+    head_lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        least = {"steps": 0, "memory_every": 1, "max_prototypes": 1, "lr": 0, "head_lr": 0, "momentum": 0}
+        for name, value in (least | {"weight_decay": 0, "batch_size": 2}).items():
+            if getattr(self, name) < value:
+                raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {value}")
+        if self.memory not in ("eval", "train"):
+            raise FewshiftError(f"memory={self.memory!r} is unknown: choose 'eval' or 'train'")
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """Choose prototypes, train `memory_every` steps, choose again."""
+        unlabelled = target.need_unlabelled(self.name)
+        network, head = _classifier(network, unlabelled, self.name)
+        model = _in_float32(trainable(network, "source_frozen"))
+        own = linear(model, head)
+        from_source = copy.deepcopy(own)
+        in_order = torch.arange(len(unlabelled)).split(self.batch_size)
+        _, source_logits = predictions(model, head, unlabelled, in_order)
+        source_labels = source_logits.argmax(1)
+
+        body = body_parameters(network, model)
+        heads = [*head_parameters(network, model), *from_source.parameters()]
+        optimizer = torch.optim.SGD(
+            [
+                {"params": [tensor.requires_grad_(True) for tensor in body], "lr": self.lr},
+                {"params": [tensor.requires_grad_(True) for tensor in heads], "lr": self.head_lr},
+            ],
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.momentum > 0,
+        )
+        total = max(self.steps, 1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (1 + 10 * t / total) ** -0.75)
+        rounds: list[Round] = []
+
+        def choose(generator: torch.Generator) -> Round:
+            if self.memory == "eval":
+                features, logits = predictions(model.eval(), head, unlabelled, in_order)
+                use_batches(network, model, MOMENTUM)
+            else:
+                use_batches(network, model, MOMENTUM)
+                batches = minibatches(len(unlabelled), self.batch_size, generator, drop_last=True)
+                features, logits = predictions(model, head, unlabelled, batches, augmented=True)
+            certainty = normalised_entropy(logits)
+            tau = threshold(logits.argmax(1), certainty, logits.shape[1])
+            chosen = prototypes(logits.softmax(1), certainty, tau, self.max_prototypes)
+            return Round(float(tau), chosen, F.normalize(features[chosen], dim=2))
+
+        def loss(indices: Tensor) -> Tensor:
+            with head_inputs(model, head) as seen:
+                model(like(model, unlabelled.batch(indices, augmented=True)))
+            labels, confident = nearest(seen[-1].detach().flatten(1), rounds[-1].memory)
+            rounds[-1].note(labels, confident)
+            return two_heads_loss(
+                from_source(seen[-1]).flatten(1),
+                own(seen[-1]).flatten(1),
+                source_labels[indices],
+                labels,
+                confident,
+                share(schedule.last_epoch, total),
+            )
+
+        with private_randomness(seed) as generator:
+            stream = _endless(len(unlabelled), self.batch_size, generator)
+
+            def steps() -> Iterator[Tensor]:
+                left = self.steps - self.memory_every * len(rounds)
+                rounds.append(choose(generator))
+                yield from (next(stream) for _ in range(min(left, self.memory_every)))
+
+            turns = math.ceil(self.steps / self.memory_every)
+            losses = fit(loss, steps, optimizer, turns, what="sfda", after_step=schedule.step)
+        return Fitted(
+            network.with_tensors(model.state_dict()),
+            notes={
+                "loss": losses,
+                "tau": [it.tau for it in rounds],
+                "prototypes": [it.counts for it in rounds],
+                "confident": [it.confident / it.seen for it in rounds],
+                "pseudo_labels": [it.labels for it in rounds],
+                "steps": self.steps,
+                "parameters": sum(tensor.numel() for tensor in (*body, *head_parameters(network, model))),
+            },
+        )
+
+
+@dataclass
+class Round:
+    """The prototypes of one stretch of steps, and what came of them."""
+
+    tau: float
+    chosen: Tensor  # (classes, P): which images
+    memory: Tensor  # (classes, P, features): their features at unit length
+    labels: list[int] = field(init=False)  # pseudo-labels given, per class
+    confident: int = 0
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        self.labels = [0] * len(self.chosen)
+
+    @property
+    def counts(self) -> list[int]:
+        """Different prototypes per class."""
+        return [len(row.unique()) for row in self.chosen]
+
+    def note(self, labels: Tensor, confident: Tensor) -> None:
+        """Count the labels and the confident ones of a minibatch."""
+        counts = labels.bincount(minlength=len(self.labels)).tolist()
+        self.labels = [before + new for before, new in zip(self.labels, counts, strict=True)]
+        self.confident += int(confident.sum())
+        self.seen += len(labels)
+
+
+def share(step: int, total: int) -> float:
+    """a = 2 / (1 + exp(-10 t / (T / 2))) - 1: the weight of the prototypes, from 0 to almost 1 at half time."""
+    return 2 / (1 + math.exp(-20 * step / total)) - 1
+
+
+def two_heads_loss(
+    source_head: Tensor, own_head: Tensor, source_labels: Tensor, labels: Tensor, confident: Tensor, a: float
+) -> Tensor:
+    """(1 - a) CE(source head, source labels) + a mean_b [confident_b CE(own head, labels)].
+
+    The second mean is over all images of the minibatch, not over the confident ones.
+    """
+    value = (1 - a) * F.cross_entropy(source_head, source_labels)
+    if a == 0:  # then the own head has no gradient, not a gradient of zeros on which decay would still act
+        return value
+    return value + a * (confident * F.cross_entropy(own_head, labels, reduction="none")).mean()
+
+
+def normalised_entropy(logits: Tensor) -> Tensor:
+    """H(p) / log K of every row: from 0 to 1."""
+    return entropy(logits) / math.log(logits.shape[1])
+
+
+def threshold(predicted: Tensor, entropies: Tensor, classes: int) -> Tensor:
+    """tau = the largest, over the classes that are predicted at all, of the smallest entropy in the class."""
+    smallest = entropies.new_full((classes,), torch.inf).scatter_reduce(0, predicted, entropies, "amin")
+    return smallest[smallest.isfinite()].max()
+
+
+def prototypes(probabilities: Tensor, entropies: Tensor, tau: Tensor, most: int) -> Tensor:
+    """(classes, P): the images that stand for each class, those predicted to be of it with entropy <= tau.
+
+    They stand from the most certain on. P is the size of the largest class, at most `most`; smaller ones are repeated
+    from their beginning. For a class that nothing is predicted to be stands the image most probably of it.
+    """
+    predicted = probabilities.argmax(1)
+    rows = []
+    for label in range(probabilities.shape[1]):
+        mine = ((predicted == label) & (entropies <= tau)).nonzero().flatten()
+        if not len(mine):
+            mine = probabilities[:, label].argmax().view(1)
+        rows.append(mine[entropies[mine].argsort(stable=True)])
+    length = min(max(len(row) for row in rows), most)
+    return torch.stack([row[torch.arange(length, device=row.device) % len(row)] for row in rows])
+
+
+def nearest(features: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """(labels, confident): the class whose prototypes are nearest on average, and whether it is so without doubt.
+
+    Distances are cosine distances to `memory` (classes, P, features), of unit length. Without doubt means: the
+    farthest prototype of that class is nearer than the nearest one of the second class.
+    """
+    cosines = torch.einsum("bf,cpf->bcp", F.normalize(features, dim=1), memory)
+    first, second = cosines.mean(2).topk(2, dim=1).indices.unbind(1)
+    rows = torch.arange(len(features), device=features.device)
+    return first, cosines[rows, first].amin(1) > cosines[rows, second].amax(1)
+
+
+@torch.no_grad()
+def predictions(
+    model: nn.Module, head: str, unlabelled: Unlabelled, batches: Iterable[Tensor], *, augmented: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(features, logits) of the images of all batches, each read when it is its turn."""
+    features, answers = [], []
+    for indices in batches:
+        with head_inputs(model, head) as seen:
+            logits = logits_of(model(like(model, unlabelled.batch(indices, augmented=augmented))))
+        if not torch.isfinite(logits).all():
+            raise FewshiftError("the network's logits became NaN or infinite on the target: lower lr")
+        features.append(seen[-1].flatten(1))
+        answers.append(logits)
+    return torch.cat(features), torch.cat(answers)
+
+
+def _endless(total: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """One random order after the other, in minibatches of two images or more."""
+    while True:
+        yield from (indices for indices in minibatches(total, size, generator) if len(indices) > 1)
+
+
+def _classifier(network: nn.Module | Network, unlabelled: Unlabelled, who: str) -> tuple[Network, str]:
+    """The view and its head, for a network that gives one sound prediction per image."""
+    if len(unlabelled) < 2:
+        raise FewshiftError(
+            f"{who} needs more than one unlabelled image, there are no batch statistics of one: add some"
+        )
+    images = unlabelled.batch(torch.arange(2))
+    network = Network.of(network, images)
+    refuse_without_statistics(network)
+    head = network.need_head(who)
+    with torch.no_grad():
+        logits = logits_of(network.model(like(network.model, images)))
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise FewshiftError(
+            f"{who} needs one row of two or more logits per image, the network's output has shape "
+            f"{tuple(logits.shape)}: use a classification network"
+        )
+    if not torch.isfinite(logits).all():
+        raise FewshiftError(
+            "the network's logits are NaN or infinite before adaptation: check the images' preprocessing"
+        )
+    return network, head
+
+
+def _in_float32(model: nn.Module) -> nn.Module:
+    """Small steps vanish in half precision."""
+    return model.float() if like(model, torch.empty(0)).dtype.itemsize < 4 else model

@@ -1,0 +1,152 @@
+"""Tent: minimise the entropy of predictions, online, over BatchNorm's weight and bias.
+
+Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fewshift.errors import FewshiftError
+from fewshift.losses import mean_entropy
+from fewshift.method import Fitted, Method, Needs
+from fewshift.network import Network, batchnorm, logits_of, refuse_unadaptable
+from fewshift.streaming import use_each_batch
+from fewshift.target import Target
+
+RECENT = 256  # predictions that are looked at to say whether the network has collapsed
+COLLAPSED = 0.95  # share of them that fall into one class
+
+
+@dataclass(frozen=True)
+class Tent(Method):
+    """Batch statistics, and one gradient step on weight and bias of 2d BatchNorm layers for every batch.
+
+    Predictions come from the forward pass before the step. What was learned stays for the next batch, unless
+    `episodic`. With several `steps` the last forward pass answers. Entropy minimisation may collapse into one class;
+    the predictor's `record` says so.
+    """
+
+    name: ClassVar[str] = "tent"
+    paper: ClassVar[str] = "Wang et al., ICLR 2021"
+    needs: ClassVar[Needs] = Needs.STREAM
+    changes: ClassVar[str] = "BatchNorm weight and bias, batch after batch"
+    returns: ClassVar[str] = "streaming predictor"
+
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    steps: int = 1
+    episodic: bool = False
+
+    def check(self) -> None:
+        """Only settings that make sense."""
+        if self.optimizer not in OPTIMIZERS:
+            raise FewshiftError(f"optimizer={self.optimizer!r} is unknown: choose one of {', '.join(OPTIMIZERS)}")
+        if self.steps < 1:
+            raise FewshiftError(f"steps={self.steps} is too small: give at least 1")
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """A predictor that has not seen a batch yet."""
+        network = Network.of(network, target.some_images(self.name, "a stream of batches"))
+        refuse_unadaptable(network)
+        return Fitted(EntropyMinimising(network, self))
+
+
+OPTIMIZERS = {
+    "adam": lambda tensors, lr: torch.optim.Adam(tensors, lr=lr),
+    "sgd": lambda tensors, lr: torch.optim.SGD(tensors, lr=lr, momentum=0.9, nesterov=True),
+}
+
+
+class EntropyMinimising(nn.Module):
+    """The predictor of Tent: its state is its own, and `adapt` again is a new start."""
+
+    def __init__(self, network: Network, settings: Tent) -> None:
+        super().__init__()
+        self.model = network.with_tensors({}).requires_grad_(False)
+        use_each_batch(network, self.model)
+        self._names = [layer.name for layer in network.layers if layer.affine and _is_2d(network, layer.name)]
+        if not self._names:
+            raise FewshiftError(
+                "tent needs 2d BatchNorm layers with weight and bias, and there are none: use testtime-bn"
+            )
+        self._settings = settings
+        self._start_again()
+        self._source = self._snapshot()
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self.record: dict[str, Any] = {"batches": 0, "entropy": [], "diverged_at": [], "collapsed": False}
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of this batch, then a step towards less entropy."""
+        if not torch.isfinite(images).all():
+            raise FewshiftError("an image of this batch contains NaN or infinity: check its preprocessing")
+        if self._settings.episodic:
+            self._restore(self._source)
+        for _ in range(self._settings.steps):
+            logits = self._step(images)
+        self._note(logits)
+        return logits
+
+    def train(self, mode: bool = True) -> EntropyMinimising:
+        """Stays in evaluation mode: BatchNorm follows its batches by itself, and dropout must not."""
+        del mode
+        return super().train(False)
+
+    def _step(self, images: Tensor) -> Tensor:
+        with torch.enable_grad():  # also when somebody predicts under no_grad
+            logits = logits_of(self.model(images))
+            entropy = mean_entropy(logits, logits)
+        if not torch.isfinite(entropy):
+            return self._recover(images)
+        self._sound = self._snapshot()
+        self._optimizer.zero_grad(set_to_none=True)
+        entropy.backward()
+        self._optimizer.step()
+        return logits.detach()
+
+    def _recover(self, images: Tensor) -> Tensor:
+        """After a divergence: the last weights that gave an answer, a fresh optimiser, and a word in the record."""
+        self.record["diverged_at"].append(self.record["batches"])
+        self._restore(self._sound)
+        with torch.no_grad():
+            logits = logits_of(self.model(images))
+        if not torch.isfinite(logits).all():
+            raise FewshiftError("the network answers NaN on this batch even before adaptation: check its images")
+        return logits
+
+    def _start_again(self) -> None:
+        tensors = [it.requires_grad_(True) for it in self._affine()]
+        self._optimizer: torch.optim.Optimizer = OPTIMIZERS[self._settings.optimizer](tensors, self._settings.lr)
+        self._sound = self._snapshot()
+
+    def _affine(self) -> list[Tensor]:
+        layers = [batchnorm(self.model, name) for name in self._names]
+        return [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+
+    def _snapshot(self) -> list[Tensor]:
+        return [tensor.detach().clone() for tensor in self._affine()]
+
+    def _restore(self, tensors: list[Tensor]) -> None:
+        with torch.no_grad():
+            for mine, kept in zip(self._affine(), copy.copy(tensors), strict=True):
+                mine.copy_(kept)
+        self._start_again()
+
+    def _note(self, logits: Tensor) -> None:
+        self._recent.extend(logits.argmax(1).flatten()[:RECENT].tolist())
+        self.record["batches"] += 1
+        self.record["entropy"].append(float(mean_entropy(logits, logits)))
+        most = Counter(self._recent).most_common(1)[0][1]
+        self.record["top_share"] = most / len(self._recent)
+        enough = len(self._recent) == RECENT and logits.shape[1] > 1
+        self.record["collapsed"] = self.record["collapsed"] or (enough and most / RECENT > COLLAPSED)
+
+
+def _is_2d(network: Network, name: str) -> bool:
+    return not isinstance(batchnorm(network.model, name), (nn.BatchNorm1d, nn.BatchNorm3d))
