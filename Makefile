@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench check clean
+.PHONY: demo test bench docs clean
 
 demo: $(VENV)/.base
 	$(BIN)/fewshift demo
@@ -17,6 +17,10 @@ test: $(VENV)/.dev
 
 bench: $(VENV)/.base
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/methods.py
+
+docs: $(VENV)/.base
+	$(BIN)/python -m fewshift.catalogue > docs/methods.md
 
 $(VENV)/.base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -259,7 +259,7 @@ def test_usage_errors_exit_with_two(run):
 def test_list_methods_names_every_method_with_its_paper_and_settings(run):
     rows = json.loads(run("list", "methods", "--json").stdout)
     assert [row["name"] for row in rows] == list(fewshift.METHODS)
-    assert "epochs=10" in next(row for row in rows if row["name"] == "lccs")["settings"]
+    assert next(row for row in rows if row["name"] == "lccs")["settings"]["epochs"] == 10
     text = run("list", "methods").stdout
     assert all(name in text for name in fewshift.METHODS)
 
@@ -295,3 +295,70 @@ def test_interrupting_leaves_no_partial_output(run, place, monkeypatch):
     done = run("adapt", *network_options(place), "--support", place / "photos", "--out", place / "d.safetensors")
     assert done.code not in (0, 3)
     assert sorted(it.name for it in place.iterdir()) == ["photos", "w.safetensors"]
+
+
+def test_evaluate_uses_the_classes_and_the_preprocessing_of_the_delta(run, place):
+    delta = place / "d.safetensors"
+    source = ["--model", FACTORY, "--weights", place / "w.safetensors"]
+    run("adapt", *network_options(place), "--support", place / "photos", "--out", delta)
+    whole = json.loads(run("evaluate", *source, "--delta", delta, place / "photos", "--json").stdout)
+    options = network_options(place)
+    assert whole == json.loads(run("evaluate", *options, "--delta", delta, place / "photos", "--json").stdout)
+    for file in (place / "photos" / "ant").iterdir():
+        file.unlink()
+    (place / "photos" / "ant").rmdir()
+    part = json.loads(run("evaluate", *source, "--delta", delta, place / "photos", "--json").stdout)
+    assert part["per_class"] == {name: whole["per_class"][name] for name in ("bee", "cat")}
+    refused = run("evaluate", *options, place / "photos")
+    assert refused.code == 1
+    assert "2 classes and the network 3 outputs" in refused.stderr
+
+
+@pytest.mark.parametrize("form", ["same file", "weights", "device", "folder", "long name"])
+def test_outputs_that_would_destroy_something_are_refused_before_the_work(run, place, form):
+    words = {
+        "same file": ["--out", place / "x", "--report", place / "x"],
+        "weights": ["--out", place / "w.safetensors"],
+        "device": ["--out", "/dev/null"],
+        "folder": ["--out", place / "photos"],
+        "long name": ["--out", place / ("x" * 300)],
+    }[form]
+    before = (place / "w.safetensors").read_bytes()
+    done = run("adapt", *network_options(place), "--support", place / "photos", *words)
+    assert done.code == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (place / "w.safetensors").read_bytes() == before
+    assert not Path("/dev/null").is_file()
+    assert sorted(it.name for it in place.iterdir()) == ["photos", "w.safetensors"]
+
+
+def test_a_link_is_written_through(run, place):
+    (place / "link").symlink_to(place / "real")
+    run("adapt", *network_options(place), "--support", place / "photos", "--out", place / "link")
+    assert (place / "link").is_symlink()
+    assert (place / "real").is_file()
+
+
+def test_a_broken_link_among_the_images_is_named(run, place):
+    (place / "photos" / "ant" / "gone.png").symlink_to(place / "nowhere.png")
+    done = run("adapt", *network_options(place), "--support", place / "photos")
+    assert done.code == 1
+    assert "gone.png" in done.stderr
+
+
+def test_random_weights_are_what_inspect_and_a_curious_user_may_ask_for(run):
+    assert run("inspect", "--model", FACTORY, "--weights", "random", "--size", 16).code == 0
+
+
+def test_unlabelled_images_suffice_for_adabn(run, place):
+    done = run("adapt", *network_options(place), "--unlabelled", place / "photos", "--method", "adabn")
+    assert done.code == 0, done.stderr
+    assert "18 unlabelled images" in done.stdout
+    assert run("adapt", *network_options(place)).code == 2
+
+
+def test_the_page_of_methods_is_what_the_classes_say():
+    from fewshift import catalogue
+
+    page = Path(__file__).parents[1] / "docs" / "methods.md"
+    assert page.read_text() == catalogue.markdown() + "\n", "run `make docs`"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fewshift.delta import Delta, apply, revert
     from fewshift.errors import FewshiftError
     from fewshift.method import Method
-    from fewshift.methods import LCCS, METHODS, AdaBN, Source, TestTimeBN
+    from fewshift.methods import LCCS, METHODS, AdaBN, Source, Tent, TestTimeBN
     from fewshift.network import Network
     from fewshift.target import Support, Target, draw_support
     from fewshift.version import __version__
@@ -39,6 +39,7 @@ _HOMES = {
     "LCCS": "methods",
     "AdaBN": "methods",
     "Source": "methods",
+    "Tent": "methods",
     "TestTimeBN": "methods",
     "Network": "network",
     "Support": "target",
@@ -61,6 +62,7 @@ __all__ = [
     "Source",
     "Support",
     "Target",
+    "Tent",
     "TestTimeBN",
     "__version__",
     "adapt",

@@ -338,12 +338,15 @@ def list_(
 ) -> None:
     """What there is to choose from."""
     if what == "methods":
-        rows = [it for it in _method_rows() if contains in it["name"]]
+        from fewshift import catalogue
+
+        rows = [it for it in catalogue.rows() if contains in it["name"]]
         if as_json:
             _print_json(rows)
             return
-        columns = ["name", "looks at", "paper", "settings"]
-        _print_table("methods", columns, [[str(it[column]) for column in columns] for it in rows])
+        columns = ["name", "looks at", "returns", "paper"]
+        table = [[*(it[column] for column in columns), catalogue.settings_line(it)] for it in rows]
+        _print_table("methods", [*columns, "settings"], table)
     elif what == "models":
         from fewshift import models
 
@@ -351,20 +354,6 @@ def list_(
         typer.echo(json.dumps(names) if as_json else "\n".join(names))
     else:
         raise typer.BadParameter(f"'{what}' is unknown: choose methods or models")
-
-
-def _method_rows() -> list[dict[str, str]]:
-    from fewshift.methods import METHODS
-
-    return [
-        {
-            "name": name,
-            "looks at": method.needs.value,
-            "paper": method.paper,
-            "settings": ", ".join(f"{field}={value}" for field, value in method().settings().items()) or "-",
-        }
-        for name, method in METHODS.items()
-    ]
 
 
 def _load(

@@ -56,7 +56,8 @@ def as_unlabelled(images: Any, steps: Steps, augment: Augment | None) -> Unlabel
     if images is None or isinstance(images, Unlabelled):
         return images
     if isinstance(images, (str, Path)):
-        return Unlabelled(ImageFiles(tuple(image_files(images)), _for_folder(steps, images)), augment)
+        checked = _for_folder(steps, images)
+        return Unlabelled(ImageFiles(tuple(image_files(images)), checked), augment)
     if isinstance(images, Tensor):
         return Unlabelled(images, augment)
     if callable(getattr(images, "__len__", None)) and callable(getattr(images, "__getitem__", None)):

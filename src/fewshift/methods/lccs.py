@@ -255,7 +255,8 @@ class LCCS(Method):
                 dtype = cast(Tensor, batchnorm(model, name).running_mean).dtype
                 weight, bias = source[name].affine(normal)
                 affine |= {f"{name}.weight": weight.to(dtype), f"{name}.bias": bias.to(dtype)}
-            return logits_of(functional_call(model, affine, (images,)))
+            # a module registered under two names is swapped once, by the name it is known by here
+            return logits_of(functional_call(model, affine, (images,), tie_weights=False))
 
         def project() -> None:
             for it in coefficients.values():

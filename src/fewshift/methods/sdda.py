@@ -18,7 +18,6 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from fewshift import progress
 from fewshift.errors import FewshiftError
@@ -319,11 +318,7 @@ def gradient_reversed(features: Tensor, weight: float) -> Tensor:
 def xavier(layer: nn.Linear) -> None:
     """A fresh start for a linear layer or a 1x1 convolution."""
     with torch.no_grad():
-        fresh = nn.init.xavier_uniform_(torch.empty_like(layer.weight))
-        if parametrize.is_parametrized(layer, "weight"):
-            layer.weight = fresh  # a weight-normalised one finds its direction and gain
-        else:
-            layer.weight.copy_(fresh)
+        nn.init.xavier_uniform_(layer.weight)
         if layer.bias is not None:
             layer.bias.zero_()
 

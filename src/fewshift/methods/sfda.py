@@ -127,6 +127,7 @@ class SFDA(Method):
 
             turns = math.ceil(self.steps / self.memory_every)
             losses = fit(loss, steps, optimizer, turns, what="sfda", after_step=schedule.step)
+            _, logits = predictions(model.eval(), head, unlabelled, in_order)
         return Fitted(
             network.with_tensors(model.state_dict()),
             notes={
@@ -135,6 +136,7 @@ class SFDA(Method):
                 "prototypes": [it.counts for it in rounds],
                 "confident": [it.confident / it.seen for it in rounds],
                 "pseudo_labels": [it.labels for it in rounds],
+                "predicted": logits.argmax(1).bincount(minlength=logits.shape[1]).tolist(),
                 "steps": self.steps,
                 "parameters": sum(tensor.numel() for tensor in (*body, *head_parameters(network, model))),
             },

@@ -79,8 +79,7 @@ class SHOT(Method):
         labels: list[Tensor | None] = []  # of each epoch: one per image, looked up by its index
 
         def label() -> Tensor:
-            model.eval()
-            features, probabilities = predictions(model, head, unlabelled, self.batch_size)
+            features, probabilities = predictions(model.eval(), head, unlabelled, self.batch_size)
             use_batches(network, model, MOMENTUM)
             return pseudo_labels(features, probabilities, self.threshold)
 
@@ -102,13 +101,15 @@ class SHOT(Method):
                 yield from (indices for indices in batches if len(indices) > 1)
 
             losses = fit(loss, epoch, optimizer, self.epochs, what="shot", after_step=schedule.step)
-        counts = [found.bincount(minlength=network.classes or 0).tolist() for found in labels if found is not None]
+            _, probabilities = predictions(model.eval(), head, unlabelled, self.batch_size)
+        given = [found for found in labels if found is not None]
         return Fitted(
             network.with_tensors(model.state_dict()),
             notes={
                 "loss": losses,
-                "pseudo_labels": counts,
-                "relabelled": _relabelled([found for found in labels if found is not None]),
+                "pseudo_labels": [found.bincount(minlength=probabilities.shape[1]).tolist() for found in given],
+                "relabelled": _relabelled(given),
+                "predicted": probabilities.argmax(1).bincount(minlength=probabilities.shape[1]).tolist(),
                 "steps": steps,
                 "parameters": sum(tensor.numel() for tensor in tensors),
             },
