@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -343,6 +344,12 @@ def test_the_same_seed_gives_the_same_predictor_and_global_randomness_is_untouch
     assert np.array_equal(before[2], np.random.get_state()[1])
 
 
+def test_it_can_be_called_where_gradients_are_off():
+    with torch.no_grad():
+        off = state(QUICK.adapt(make_tiny(), target()))
+    assert same_state(off, state(QUICK.adapt(make_tiny(), target())))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_logits_follow_the_networks_type_and_are_finite(dtype):
     answer = QUICK.adapt(make_tiny().to(dtype), target())(IMAGES.to(dtype))
@@ -364,7 +371,7 @@ def test_a_dataset_is_read_when_it_is_needed_and_gives_what_a_tensor_gives():
     lazy = target(Folder())
     assert Folder.reads == 0
     assert same_state(state(QUICK.adapt(make_tiny(), lazy)), state(QUICK.adapt(make_tiny(), target())))
-    assert Folder.reads == 2 + 15 + 2 * 15  # a first look, the range, two epochs
+    assert Folder.reads == 2 + 15 + 2 * 15 + 15  # a first look, the range, two epochs, a last look
 
 
 class Odd(nn.Module):
@@ -442,5 +449,21 @@ def test_missing_images_get_one_sentence_even_beside_a_support():
 
 
 def test_a_divergence_is_an_error_not_a_network_of_nans():
-    with pytest.raises(FewshiftError, match=r"^a loss became NaN in epoch [12]: lower generator_lr or lr$"):
+    with pytest.raises(FewshiftError, match=r"(became NaN|infinite).*: lower (generator_lr or )?lr$"):
         SDDA(epochs=3, start_epoch=0, size=8, width=4, batch_size=8, lr=1e30).adapt(make_tiny(), target())
+
+
+class Pooled(Odd):
+    def forward(self, images):
+        return self.classify(self.bn(self.conv(images))).mean((2, 3))
+
+
+def test_a_head_that_does_not_give_the_networks_output_is_refused():
+    view = replace(Network.of(Pooled(), IMAGES), head="classify")
+    with pytest.raises(FewshiftError, match=r"^head 'classify' gives 108 values per image and the network 3: pass "):
+        QUICK.adapt(view, target())
+
+
+def test_a_divergence_in_the_last_step_is_seen_too():
+    with pytest.raises(FewshiftError, match=r"^the network's logits became NaN or infinite on the target: lower lr$"):
+        SDDA(epochs=1, start_epoch=0, size=8, width=4, lr=1e30).adapt(make_tiny(), target())

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from fewshift import FewshiftError, Target
+from fewshift import FewshiftError, Network, Target
 from fewshift.methods import sfda as module
 from fewshift.methods.sfda import SFDA, nearest, normalised_entropy, prototypes, share, threshold, two_heads_loss
 from fewshift.target import Unlabelled
@@ -259,7 +260,7 @@ def test_prototypes_come_from_plain_images_or_from_training_views(memory, monkey
     fitted = SFDA(steps=4, memory_every=2, memory=memory, batch_size=4).fit(
         make_tiny(), target(augment=torch.zeros_like)
     )
-    assert looked == [False, *[memory == "train"] * 2]
+    assert looked == [False, *[memory == "train"] * 2, False]  # source, two memories, the result
     tracked = 4 + 2 * 3 * (memory == "train")  # full minibatches of 4 out of 15
     assert fitted.predictor.bn1.num_batches_tracked == tracked
 
@@ -308,6 +309,12 @@ def test_the_same_seed_gives_the_same_predictor_and_global_randomness_is_untouch
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     assert np.array_equal(before[2], np.random.get_state()[1])
+
+
+def test_it_can_be_called_where_gradients_are_off():
+    with torch.no_grad():
+        off = state(QUICK.adapt(make_tiny(), target()))
+    assert same_state(off, state(QUICK.adapt(make_tiny(), target())))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -403,3 +410,19 @@ def test_missing_images_get_one_sentence_even_beside_a_support():
 def test_a_divergence_is_an_error_not_a_network_of_nans():
     with pytest.raises(FewshiftError, match=r"(became NaN|infinite).*: lower lr$"):
         SFDA(steps=8, memory_every=2, lr=1e18, batch_size=8).adapt(make_tiny(), target())
+
+
+class Pooled(Odd):
+    def forward(self, images):
+        return self.classify(self.bn(self.conv(images))).mean((2, 3))
+
+
+def test_a_head_that_does_not_give_the_networks_output_is_refused():
+    view = replace(Network.of(Pooled(), IMAGES), head="classify")
+    with pytest.raises(FewshiftError, match=r"^head 'classify' gives 108 values per image and the network 3: pass "):
+        QUICK.adapt(view, target())
+
+
+def test_a_divergence_in_the_last_step_is_seen_too():
+    with pytest.raises(FewshiftError, match=r"^the network's logits became NaN or infinite on the target: lower lr$"):
+        SFDA(steps=1, lr=1e30).adapt(make_tiny(), target())

@@ -281,6 +281,12 @@ def test_the_same_seed_gives_the_same_predictor_and_global_randomness_is_untouch
     assert np.array_equal(before[2], np.random.get_state()[1])
 
 
+def test_it_can_be_called_where_gradients_are_off():
+    with torch.no_grad():
+        off = state(QUICK.adapt(make_tiny(), target()))
+    assert same_state(off, state(QUICK.adapt(make_tiny(), target())))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_logits_follow_the_networks_type_and_are_finite(dtype):
     answer = QUICK.adapt(make_tiny().to(dtype), target())(IMAGES.to(dtype))
@@ -370,3 +376,8 @@ def test_missing_images_get_one_sentence_even_beside_a_support():
 def test_a_divergence_is_an_error_not_a_network_of_nans():
     with pytest.raises(FewshiftError, match=r"(became NaN|infinite).*: lower lr$"):
         SHOT(epochs=4, lr=1e18, batch_size=8).adapt(make_tiny(), target())
+
+
+def test_a_divergence_in_the_last_step_is_seen_too():
+    with pytest.raises(FewshiftError, match=r"^the network's logits became NaN or infinite on the target: lower lr$"):
+        SHOT(epochs=1, lr=1e30).adapt(make_tiny(), target())

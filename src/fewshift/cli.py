@@ -56,19 +56,24 @@ def main() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("fewshift-demo.html"),
-    draws: Annotated[int, typer.Option(min=1, help="How often the support set is drawn.")] = 5,
+    draws: Annotated[int, typer.Option(min=1, help="How often the support set is drawn.")] = 3,
+    everything: Annotated[bool, typer.Option("--all", help="Every method; takes some minutes.")] = False,
     as_json: Json = False,
 ) -> None:
     """A network trained on MNIST meets digits from Turkish forms: a table and a report in under a minute."""
     _one_thread()
-    from fewshift.demo import run
+    _check_outputs([out], [])
+    from fewshift.demo import MORE, PLAN, run
     from fewshift.report import demo_page
 
     with _progress():
-        found = run(draws)
+        found = run(draws, PLAN + MORE if everything else PLAN)
     page = demo_page(found, out)
     if as_json:
-        rows = [{"method": it.method, "k": it.shots, "accuracies": it.accuracies} for it in found.rows]
+        rows = [
+            {"method": it.method, "settings": it.settings, "k": it.shots, "accuracies": it.accuracies}
+            for it in found.rows
+        ]
         _print_json({"source_accuracy": found.source_accuracy, "rows": rows, "report": str(page)})
         return
     _print_table(
@@ -76,7 +81,12 @@ def demo(
         f"n = {found.draws} draws of the support",
         ["method", "k", "mean", "spread"],
         [
-            [it.method, "-" if it.shots is None else str(it.shots), f"{it.mean:.1f}", f"{it.spread:.1f}"]
+            [
+                f"{it.method} ({it.settings})" if it.settings else it.method,
+                "-" if it.shots is None else str(it.shots),
+                f"{it.mean:.1f}",
+                f"{it.spread:.1f}",
+            ]
             for it in found.rows
         ],
     )

@@ -45,7 +45,8 @@ class SDDA(Method):
     - head: the new classifier starts "fresh" (Xavier) or from the "source".
 
     Generated and target images share their BatchNorm statistics, in training mode. 0 epochs are the source network.
-    The original standardises each batch; here the network gets images in the range it was trained for.
+    The original standardises each batch; here the network gets images in the range it was trained for. Momentum is
+    our choice: the original's settings do not name one.
     """
 
     name: ClassVar[str] = "sdda"
@@ -94,8 +95,8 @@ class SDDA(Method):
         unlabelled = target.need_unlabelled(self.name)
         network, head = _classifier(network, unlabelled, self.name)
         if self.epochs == 0:
-            return Fitted(network.with_tensors({}), notes={"epochs": []})
-        with private_randomness(seed) as generator:
+            return Fitted(network.with_tensors({}), notes={"epochs": 0})
+        with private_randomness(seed) as generator, torch.enable_grad():
             workshop = Workshop(self, network, head, unlabelled)
             learner = Learner(self, network, head)
             curves = []
@@ -106,20 +107,21 @@ class SDDA(Method):
                         continue
                     real = like(learner.model, unlabelled.batch(indices, augmented=True))
                     made = workshop.step(real, guidance(epoch, self.guide_ramp), generator)
-                    losses.append(made.losses)
-                    if epoch >= self.start_epoch:
-                        losses[-1] = made.losses | learner.step(made.images, made.labels, real)
+                    adapts = epoch >= self.start_epoch
+                    losses.append(made.losses | (learner.step(made.images, made.labels, real) if adapts else {}))
                 if epoch >= self.start_epoch:
                     learner.schedule.step()
                 curves.append(_means(losses))
                 if any(math.isnan(value) for value in curves[-1].values()):
                     raise FewshiftError(f"a loss became NaN in epoch {epoch + 1}: lower generator_lr or lr")
+            predicted = learner.predicted(unlabelled, self.batch_size)
         names = {name: None for curve in curves for name in curve}
         return Fitted(
             network.with_tensors(learner.model.state_dict()),
             notes={
                 "epochs": self.epochs,
                 "start_epoch": self.start_epoch,
+                "predicted": predicted,
                 "curves": {name: [curve[name] for curve in curves if name in curve] for name in names},
                 "parameters": learner.parameters,
             },
@@ -301,6 +303,16 @@ class Learner:
         _descend(classified + self._weight * domain, self._optimizer)
         return {"classifier_loss": classified.detach(), "domain_loss": domain.detach()}
 
+    @torch.no_grad()
+    def predicted(self, unlabelled: Unlabelled, size: int) -> list[int]:
+        """How many images of the target are now predicted to be of each class."""
+        self.model.eval()
+        parts = [logits_of(self.model(like(self.model, images))) for _, images in unlabelled.batches(size)]
+        logits = torch.cat(parts)
+        if not torch.isfinite(logits).all():
+            raise FewshiftError("the network's logits became NaN or infinite on the target: lower lr")
+        return [int(count) for count in logits.argmax(1).bincount(minlength=logits.shape[1])]
+
 
 def domain_discriminator(features: int) -> nn.Sequential:
     """Features -> one logit, positive for generated."""
@@ -373,12 +385,18 @@ def _classifier(network: nn.Module | Network, unlabelled: Unlabelled, who: str) 
     network = Network.of(network, images)
     refuse_without_statistics(network)
     head = network.need_head(who)
-    with torch.no_grad():
+    with torch.no_grad(), head_inputs(network.model, head) as seen:
         logits = logits_of(network.model(like(network.model, images)))
+        given = linear(network.model, head)(seen[-1]).flatten(1)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise FewshiftError(
             f"{who} needs one row of two or more logits per image, the network's output has shape "
             f"{tuple(logits.shape)}: use a classification network"
+        )
+    if given.shape != logits.shape:
+        raise FewshiftError(
+            f"head '{head}' gives {given.shape[1]} values per image and the network {logits.shape[1]}: "
+            "pass as head the layer that gives the network's output"
         )
     if not torch.isfinite(logits).all():
         raise FewshiftError(

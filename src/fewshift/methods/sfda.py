@@ -260,12 +260,18 @@ def _classifier(network: nn.Module | Network, unlabelled: Unlabelled, who: str) 
     network = Network.of(network, images)
     refuse_without_statistics(network)
     head = network.need_head(who)
-    with torch.no_grad():
+    with torch.no_grad(), head_inputs(network.model, head) as seen:
         logits = logits_of(network.model(like(network.model, images)))
+        given = linear(network.model, head)(seen[-1]).flatten(1)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise FewshiftError(
             f"{who} needs one row of two or more logits per image, the network's output has shape "
             f"{tuple(logits.shape)}: use a classification network"
+        )
+    if given.shape != logits.shape:
+        raise FewshiftError(
+            f"head '{head}' gives {given.shape[1]} values per image and the network {logits.shape[1]}: "
+            "pass as head the layer that gives the network's output"
         )
     if not torch.isfinite(logits).all():
         raise FewshiftError(

@@ -143,7 +143,9 @@ SHIFTS = (
 
 
 def _chart(rows: Sequence[Row], before: Row) -> str:
-    labels = [row.method if row.shots is None else f"{row.method}, k = {row.shots}" for row in rows]
+    labels = [
+        ", ".join(it for it in (row.method, row.settings, row.shots and f"k = {row.shots}") if it) for row in rows
+    ]
     facts = "; ".join(f"{it}: {words.over_draws(row.accuracies)}" for it, row in zip(labels, rows, strict=True))
     return figures.accuracies(
         {label: row.accuracies for label, row in zip(labels, rows, strict=True)},
