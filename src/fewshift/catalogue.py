@@ -12,8 +12,8 @@ from fewshift.methods import METHODS
 HEADER = """# Methods
 
 Generated from the classes by `make docs`; `fewshift list methods` prints the same table. Every method is a frozen
-dataclass whose fields are its settings: `fewshift.METHODS["lccs"](epochs=20)` in Python, `--method lccs --set epochs=20`
-on the command line.
+dataclass whose fields are its settings: `fewshift.METHODS["lccs"](epochs=20)` in Python, `--method lccs --set
+epochs=20` on the command line.
 """
 
 

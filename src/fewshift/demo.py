@@ -14,7 +14,7 @@ from fewshift import progress
 from fewshift.adaptation import Adaptation, adapt
 from fewshift.data import digits
 from fewshift.method import Method, Needs
-from fewshift.methods import METHODS
+from fewshift.methods import METHODS, Tent
 from fewshift.network import logits_of
 from fewshift.target import Support, Target, Unlabelled, draw_support, others
 
@@ -77,8 +77,8 @@ PLAN = (
 # what --all adds; where a method's own settings would take an hour, fewer steps, and the table says so
 MORE = (
     Plan(METHODS["alpha-bn"]()),
-    Plan(METHODS["tent"]()),
-    Plan(METHODS["tent"](optimizer="sgd"), settings="optimizer=sgd"),
+    Plan(Tent()),
+    Plan(Tent(optimizer="sgd"), settings="optimizer=sgd"),
     *(
         Plan(METHODS[name](**settings), settings=", ".join(f"{key}={value}" for key, value in settings.items()))
         for name, settings in {
