@@ -20,6 +20,9 @@ QUICK: dict[str, dict] = {
     "lccs": {"epochs": 2, "grid": 3},
     "lp-ft": {"epochs": 2, "probe_epochs": 3},
     "delta-reg": {"epochs": 2},
+    "shot": {"epochs": 2, "batch_size": 8, "lr": 0.01},
+    "sfda": {"steps": 4, "memory_every": 2, "batch_size": 8},
+    "sdda": {"epochs": 2, "start_epoch": 1, "batch_size": 8, "size": 8, "width": 4},
 }
 FROZEN = {"lr": 0.0, "bn": "source_frozen"}
 NEUTRAL: dict[str, dict] = {
@@ -35,6 +38,9 @@ NEUTRAL: dict[str, dict] = {
     "delta-reg": FROZEN,
     "late-fusion": {"weight": 1.0},
     "lp-ft": {"epochs": 0, "probe_epochs": 0},
+    "shot": {"epochs": 0},
+    "sfda": {"steps": 0},
+    "sdda": {"epochs": 0, "start_epoch": 0},
 }
 # what may differ from the source afterwards (prefixes of tensor names)
 BODY = ("conv", "bn")
@@ -51,6 +57,9 @@ MAY_CHANGE: dict[str, tuple[str, ...]] = {
     "delta-reg": (*BODY, "fc."),
     "flute": ("bn", "fc."),
     "lp-ft": (*BODY, "fc."),
+    "shot": BODY,
+    "sfda": (*BODY, "fc."),
+    "sdda": (*BODY, "fc."),
 }
 
 

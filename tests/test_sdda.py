@@ -403,9 +403,9 @@ def test_the_fields_survive_json():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"epochs": -1}, r"^epochs=-1 is too small: give at least 0$"),
+        ({"epochs": -1}, r"^epochs=-1 does not fit sdda: give a whole number from 0$"),
         ({"batch_size": 1}, r"^batch_size=1 is too small: give at least 2$"),
-        ({"reversal": -0.5}, r"^reversal=-0.5 is too small: give at least 0$"),
+        ({"reversal": -0.5}, r"^reversal=-0.5 does not fit sdda: give a number from 0$"),
         ({"beta1": 1.0}, r"^beta1=1.0 is too large: give less than 1$"),
         ({"guide_ramp": 0}, r"^guide_ramp=0 is no number of epochs: give more than 0$"),
         ({"epochs": 25}, r"^epochs=25 end before adaptation begins at start_epoch=25: give at least 26$"),

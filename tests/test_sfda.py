@@ -369,7 +369,7 @@ def test_the_fields_survive_json():
 
 @pytest.mark.parametrize("field", ["steps", "memory_every", "max_prototypes", "lr", "head_lr", "batch_size"])
 def test_settings_that_make_no_sense_are_refused(field):
-    with pytest.raises(FewshiftError, match=rf"^{field}=-1 is too small: give at least "):
+    with pytest.raises(FewshiftError, match=rf"^{field}=-1 does not fit sfda: give "):
         SFDA(**{field: -1})
 
 

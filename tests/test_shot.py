@@ -339,7 +339,7 @@ def test_the_fields_survive_json():
 
 @pytest.mark.parametrize("field", ["epochs", "lr", "batch_size", "pseudo_weight", "warmup_epochs", "threshold"])
 def test_settings_that_make_no_sense_are_refused(field):
-    with pytest.raises(FewshiftError, match=rf"^{field}=-1 is too small: give at least "):
+    with pytest.raises(FewshiftError, match=rf"^{field}=-1 does not fit shot: give "):
         SHOT(**{field: -1})
 
 

@@ -86,7 +86,6 @@ MORE = (
             "sfda": {"steps": 500},
             "sdda": {"epochs": 20, "start_epoch": 10},
         }.items()
-        if name in METHODS
     ),
 )
 

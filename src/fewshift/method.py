@@ -77,6 +77,12 @@ class Method(abc.ABC):
     def check(self) -> None:  # noqa: B027  (most methods have nothing to add)
         """What only this method knows about its fields; raises a FewshiftError."""
 
+    def at_least(self, **least: int) -> None:
+        """One sentence when a field is smaller than it can be."""
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {value}")
+
     def settings(self) -> dict[str, Any]:
         """The fields, ready for JSON: `type(self)(**settings)` is the same method."""
         return asdict(self)

@@ -22,9 +22,9 @@ from fewshift.errors import FewshiftError
 from fewshift.fit import fit
 from fewshift.heads import train_head
 from fewshift.method import Fitted
-from fewshift.network import Network, batchnorm, like, linear, logits_of, refuse_without_statistics
+from fewshift.network import Network, batchnorm, head_inputs, like, linear, logits_of, refuse_without_statistics
 from fewshift.statistics import read, tied
-from fewshift.target import Support, Target, minibatches, private_randomness
+from fewshift.target import Support, Target, Unlabelled, minibatches, private_randomness
 
 POLICIES = ("source_frozen", "train_running", "support")
 MOMENTUM = 0.1
@@ -82,6 +82,48 @@ def prepare(network: nn.Module | Network, target: Target, who: str) -> tuple[Net
     refuse_without_statistics(network)
     support.check_labels(network.classes)
     return network, support.to(like(network.model, support.images))
+
+
+def prepare_unlabelled(
+    network: nn.Module | Network, unlabelled: Unlabelled, who: str, *, pictures: bool = False
+) -> tuple[Network, str]:
+    """The view and its head, for a network that gives one sound prediction per image."""
+    if len(unlabelled) < 2:
+        raise FewshiftError(
+            f"{who} needs more than one unlabelled image, there are no batch statistics of one: add some"
+        )
+    images = unlabelled.batch(torch.arange(2))
+    if pictures and images.ndim != 4:
+        raise FewshiftError(
+            f"{who} generates images of (channels, height, width), these have shape {tuple(images.shape[1:])}: "
+            "choose another method"
+        )
+    network = Network.of(network, images)
+    refuse_without_statistics(network)
+    head = network.need_head(who)
+    with torch.no_grad(), head_inputs(network.model, head) as seen:
+        logits = logits_of(network.model(like(network.model, images)))
+        given = linear(network.model, head)(seen[-1]).flatten(1)
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise FewshiftError(
+            f"{who} needs one row of two or more logits per image, the network's output has shape "
+            f"{tuple(logits.shape)}: use a classification network"
+        )
+    if given.shape != logits.shape:
+        raise FewshiftError(
+            f"head '{head}' gives {given.shape[1]} values per image and the network {logits.shape[1]}: "
+            "pass as head the layer that gives the network's output"
+        )
+    if not torch.isfinite(logits).all():
+        raise FewshiftError(
+            "the network's logits are NaN or infinite before adaptation: check the images' preprocessing"
+        )
+    return network, head
+
+
+def in_float32(model: nn.Module) -> nn.Module:
+    """Small steps vanish in half precision."""
+    return model.float() if like(model, torch.empty(0)).dtype.itemsize < 4 else model
 
 
 def trainable(network: Network, bn: str, support: Support | None = None) -> nn.Module:

@@ -12,6 +12,9 @@ from fewshift.methods.l2sp import L2SP
 from fewshift.methods.late_fusion import LateFusion
 from fewshift.methods.lccs import LCCS
 from fewshift.methods.lp_ft import LPFT
+from fewshift.methods.sdda import SDDA
+from fewshift.methods.sfda import SFDA
+from fewshift.methods.shot import SHOT
 from fewshift.methods.source import Source
 from fewshift.methods.tent import Tent
 from fewshift.methods.testtime_bn import TestTimeBN
@@ -34,6 +37,9 @@ METHODS: dict[str, type[Method]] = {
         Flute,
         LPFT,
         LCCS,
+        SHOT,
+        SFDA,
+        SDDA,
     )
 }
 

@@ -44,8 +44,9 @@ class AdaBN(Method):
         """Only settings that make sense."""
         if self.statistics not in STATISTICS:
             raise FewshiftError(f"statistics={self.statistics!r} is unknown: choose one of {', '.join(STATISTICS)}")
-        if self.batch_size < 1 or not 0 < self.momentum <= 1:
-            raise FewshiftError("batch_size has to be at least 1 and momentum above 0 and at most 1: change them")
+        self.at_least(batch_size=1)
+        if not 0 < self.momentum <= 1:
+            raise FewshiftError(f"momentum={self.momentum} is no weight of a batch: give more than 0 and at most 1")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """The network with the target's statistics."""

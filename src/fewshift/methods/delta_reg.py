@@ -58,6 +58,7 @@ class DeltaReg(Method):
     def check(self) -> None:
         """Only settings that make sense."""
         check_policy(self.bn)
+        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Weigh the channels, then train everything, held by the penalty."""

@@ -45,6 +45,7 @@ class FinetuneBN(Method):
     def check(self) -> None:
         """Only settings that make sense."""
         check_policy(self.bn)
+        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train, then take the statistics that belong to the final weights."""
@@ -82,6 +83,7 @@ class FinetuneHead(Method):
     def check(self) -> None:
         """Only settings that make sense."""
         check_policy(self.bn)
+        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the head; without augmentation the body computes its features once."""
@@ -119,6 +121,7 @@ class FinetuneFeatures(Method):
     def check(self) -> None:
         """Only settings that make sense."""
         check_policy(self.bn)
+        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the body under the frozen source head."""
@@ -155,6 +158,7 @@ class L2(Method):
     def check(self) -> None:
         """Only settings that make sense."""
         check_policy(self.bn)
+        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train everything."""

@@ -45,6 +45,7 @@ class Flute(Method):
 
     def check(self) -> None:
         """Only settings that make sense."""
+        self.at_least(batch_size=2)
         if self.stats not in ("support", "source") or self.centroid_grad not in ("flow", "detach"):
             raise FewshiftError("stats is 'support' or 'source', centroid_grad 'flow' or 'detach': choose one of these")
 

@@ -50,6 +50,7 @@ class L2SP(Method):
     def check(self) -> None:
         """Only settings that make sense."""
         check_policy(self.bn)
+        self.at_least(batch_size=1)
         if self.scope not in ("all", "weights") or self.head not in ("l2", "sp"):
             raise FewshiftError("scope is 'all' or 'weights', head is 'l2' or 'sp': choose one of these")
 

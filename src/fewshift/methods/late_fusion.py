@@ -47,6 +47,7 @@ class LateFusion(Method):
     def check(self) -> None:
         """Only settings that make sense."""
         check_policy(self.bn)
+        self.at_least(batch_size=1)
         if self.bn == "train_running":
             raise FewshiftError(
                 "late fusion needs both heads on the same features: use bn='source_frozen' or 'support'"

@@ -121,15 +121,7 @@ class LCCS(Method):
             _one_of("n", self.n, ("k*classes",))
         elif not (self.n >= 1 if isinstance(self.n, int) else 0 < self.n < 1):
             raise FewshiftError(f"n={self.n} is neither a count nor a fraction: give 1, 2, ... or for example 0.9")
-        for name, least in (
-            ("grid", 2),
-            ("epochs", 0),
-            ("batch_size", 1),
-            ("classifier_epochs", 0),
-            ("init_epochs", 1),
-        ):
-            if getattr(self, name) < least:
-                raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {least}")
+        self.at_least(grid=2, batch_size=1, init_epochs=1)
         if self.grid > MOST_CANDIDATES:
             raise FewshiftError(f"grid={self.grid} is too large: give at most {MOST_CANDIDATES}")
 

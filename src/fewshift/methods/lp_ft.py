@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fewshift import progress
-from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, logits_of
 from fewshift.target import Support, Target, others
@@ -45,8 +44,7 @@ class LPFT(Method):
     def check(self) -> None:
         """Only settings that make sense."""
         check_policy(self.bn)
-        if self.folds < 2:
-            raise FewshiftError(f"folds={self.folds} holds nothing out: give at least 2")
+        self.at_least(folds=2, batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Choose the epochs inside the support, then run both stages on all of it."""

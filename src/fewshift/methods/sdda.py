@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from fewshift import progress
 from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, head_inputs, like, linear, logits_of, refuse_without_statistics
+from fewshift.network import Network, head_inputs, like, linear, logits_of
 from fewshift.target import Target, Unlabelled, minibatches, private_randomness
-from fewshift.tuning import body_parameters, head_parameters, trainable
+from fewshift.tuning import body_parameters, head_parameters, in_float32, prepare_unlabelled, trainable
 
 HEADS = ("fresh", "source")
 SIZES = (8, 16, 32, 64, 128, 256)  # of generated images: 4x4, doubled
@@ -70,12 +70,9 @@ class SDDA(Method):
     reversal: float = 1.0
     head: str = "fresh"
 
-    def __post_init__(self) -> None:
-        counts = {"epochs": 0, "start_epoch": 0, "batch_size": 2, "noise": 1, "width": 1}
-        reals = ("generator_lr", "beta1", "lr", "momentum", "weight_decay", "domain_weight", "reversal")
-        for name, value in (counts | dict.fromkeys(reals, 0)).items():
-            if getattr(self, name) < value:
-                raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {value}")
+    def check(self) -> None:
+        """Only settings that make sense."""
+        self.at_least(batch_size=2, noise=1, width=1)
         if self.beta1 >= 1:
             raise FewshiftError(f"beta1={self.beta1} is too large: give less than 1")
         if self.guide_ramp <= 0:
@@ -93,7 +90,7 @@ class SDDA(Method):
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Generator and discriminator first, then the network with them."""
         unlabelled = target.need_unlabelled(self.name)
-        network, head = _classifier(network, unlabelled, self.name)
+        network, head = prepare_unlabelled(network, unlabelled, self.name, pictures=True)
         if self.epochs == 0:
             return Fitted(network.with_tensors({}), notes={"epochs": 0})
         with private_randomness(seed) as generator, torch.enable_grad():
@@ -144,7 +141,7 @@ class Workshop:
     """Generator, image discriminator and frozen source classifier."""
 
     def __init__(self, settings: SDDA, network: Network, head: str, unlabelled: Unlabelled) -> None:
-        self._source, self._head = _in_float32(trainable(network, "source_frozen")), head
+        self._source, self._head = in_float32(trainable(network, "source_frozen")), head
         self._range = Range.of(self._source, unlabelled, settings.batch_size)
         self._size, self._noise = settings.size, settings.noise
         self._classes = linear(self._source, head).weight.shape[0]
@@ -271,7 +268,7 @@ class Learner:
     """The target's network, started from the source's, and its domain discriminator."""
 
     def __init__(self, settings: SDDA, network: Network, head: str) -> None:
-        self.model, self._head = _in_float32(trainable(network, "train_running")), head
+        self.model, self._head = in_float32(trainable(network, "train_running")), head
         layer = linear(self.model, head)
         if settings.head == "fresh":
             xavier(layer)
@@ -368,43 +365,3 @@ def _dcgan_weights(layer: nn.Module) -> None:
 
 def _means(losses: list[dict[str, Tensor]]) -> Mapping[str, float]:
     return {name: torch.stack([it[name] for it in losses]).mean().item() for name in losses[0]}
-
-
-def _classifier(network: nn.Module | Network, unlabelled: Unlabelled, who: str) -> tuple[Network, str]:
-    """The view and its head, for a network that gives one sound prediction per image."""
-    if len(unlabelled) < 2:
-        raise FewshiftError(
-            f"{who} needs more than one unlabelled image, there are no batch statistics of one: add some"
-        )
-    images = unlabelled.batch(torch.arange(2))
-    if images.ndim != 4:
-        raise FewshiftError(
-            f"{who} generates images of (channels, height, width), these have shape {tuple(images.shape[1:])}: "
-            "choose another method"
-        )
-    network = Network.of(network, images)
-    refuse_without_statistics(network)
-    head = network.need_head(who)
-    with torch.no_grad(), head_inputs(network.model, head) as seen:
-        logits = logits_of(network.model(like(network.model, images)))
-        given = linear(network.model, head)(seen[-1]).flatten(1)
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise FewshiftError(
-            f"{who} needs one row of two or more logits per image, the network's output has shape "
-            f"{tuple(logits.shape)}: use a classification network"
-        )
-    if given.shape != logits.shape:
-        raise FewshiftError(
-            f"head '{head}' gives {given.shape[1]} values per image and the network {logits.shape[1]}: "
-            "pass as head the layer that gives the network's output"
-        )
-    if not torch.isfinite(logits).all():
-        raise FewshiftError(
-            "the network's logits are NaN or infinite before adaptation: check the images' preprocessing"
-        )
-    return network, head
-
-
-def _in_float32(model: nn.Module) -> nn.Module:
-    """Small steps vanish in half precision."""
-    return model.float() if like(model, torch.empty(0)).dtype.itemsize < 4 else model

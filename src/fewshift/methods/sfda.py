@@ -22,9 +22,17 @@ from fewshift.errors import FewshiftError
 from fewshift.fit import fit
 from fewshift.losses import entropy
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, head_inputs, like, linear, logits_of, refuse_without_statistics
+from fewshift.network import Network, head_inputs, like, linear, logits_of
 from fewshift.target import Target, Unlabelled, minibatches, private_randomness
-from fewshift.tuning import MOMENTUM, body_parameters, head_parameters, trainable, use_batches
+from fewshift.tuning import (
+    MOMENTUM,
+    body_parameters,
+    head_parameters,
+    in_float32,
+    prepare_unlabelled,
+    trainable,
+    use_batches,
+)
 
 
 @dataclass(frozen=True)
@@ -56,19 +64,17 @@ class SFDA(Method):
     weight_decay: float = 5e-4
     batch_size: int = 32
 
-    def __post_init__(self) -> None:
-        least = {"steps": 0, "memory_every": 1, "max_prototypes": 1, "lr": 0, "head_lr": 0, "momentum": 0}
-        for name, value in (least | {"weight_decay": 0, "batch_size": 2}).items():
-            if getattr(self, name) < value:
-                raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {value}")
+    def check(self) -> None:
+        """Only settings that make sense."""
+        self.at_least(memory_every=1, max_prototypes=1, batch_size=2)
         if self.memory not in ("eval", "train"):
             raise FewshiftError(f"memory={self.memory!r} is unknown: choose 'eval' or 'train'")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Choose prototypes, train `memory_every` steps, choose again."""
         unlabelled = target.need_unlabelled(self.name)
-        network, head = _classifier(network, unlabelled, self.name)
-        model = _in_float32(trainable(network, "source_frozen"))
+        network, head = prepare_unlabelled(network, unlabelled, self.name)
+        model = in_float32(trainable(network, "source_frozen"))
         own = linear(model, head)
         from_source = copy.deepcopy(own)
         in_order = torch.arange(len(unlabelled)).split(self.batch_size)
@@ -248,38 +254,3 @@ def _endless(total: int, size: int, generator: torch.Generator) -> Iterator[Tens
     """One random order after the other, in minibatches of two images or more."""
     while True:
         yield from (indices for indices in minibatches(total, size, generator) if len(indices) > 1)
-
-
-def _classifier(network: nn.Module | Network, unlabelled: Unlabelled, who: str) -> tuple[Network, str]:
-    """The view and its head, for a network that gives one sound prediction per image."""
-    if len(unlabelled) < 2:
-        raise FewshiftError(
-            f"{who} needs more than one unlabelled image, there are no batch statistics of one: add some"
-        )
-    images = unlabelled.batch(torch.arange(2))
-    network = Network.of(network, images)
-    refuse_without_statistics(network)
-    head = network.need_head(who)
-    with torch.no_grad(), head_inputs(network.model, head) as seen:
-        logits = logits_of(network.model(like(network.model, images)))
-        given = linear(network.model, head)(seen[-1]).flatten(1)
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise FewshiftError(
-            f"{who} needs one row of two or more logits per image, the network's output has shape "
-            f"{tuple(logits.shape)}: use a classification network"
-        )
-    if given.shape != logits.shape:
-        raise FewshiftError(
-            f"head '{head}' gives {given.shape[1]} values per image and the network {logits.shape[1]}: "
-            "pass as head the layer that gives the network's output"
-        )
-    if not torch.isfinite(logits).all():
-        raise FewshiftError(
-            "the network's logits are NaN or infinite before adaptation: check the images' preprocessing"
-        )
-    return network, head
-
-
-def _in_float32(model: nn.Module) -> nn.Module:
-    """Small steps vanish in half precision."""
-    return model.float() if like(model, torch.empty(0)).dtype.itemsize < 4 else model

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from fewshift.errors import FewshiftError
 from fewshift.fit import fit
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, head_inputs, like, logits_of, refuse_without_statistics
+from fewshift.network import Network, head_inputs, like, logits_of
 from fewshift.target import Target, Unlabelled, minibatches, private_randomness
-from fewshift.tuning import MOMENTUM, body_parameters, trainable, use_batches
+from fewshift.tuning import MOMENTUM, body_parameters, in_float32, prepare_unlabelled, trainable, use_batches
 
 EPS = 1e-5  # inside logarithms, as in the original
 ROUNDS = 2  # of clustering: soft centroids first, then those of the labels they gave
@@ -57,17 +57,15 @@ class SHOT(Method):
     warmup_epochs: int = 0
     threshold: int = 0
 
-    def __post_init__(self) -> None:
-        least = {"epochs": 0, "lr": 0, "momentum": 0, "weight_decay": 0, "batch_size": 2, "pseudo_weight": 0}
-        for name, value in (least | {"warmup_epochs": 0, "threshold": 0}).items():
-            if getattr(self, name) < value:
-                raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {value}")
+    def check(self) -> None:
+        """Only settings that make sense."""
+        self.at_least(batch_size=2)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Label the whole target, train an epoch, label again; the last network is the result."""
         unlabelled = target.need_unlabelled(self.name)
-        network, head = _classifier(network, unlabelled, self.name)
-        model = _in_float32(trainable(network, "train_running"))
+        network, head = prepare_unlabelled(network, unlabelled, self.name)
+        model = in_float32(trainable(network, "train_running"))
         tensors = [tensor.requires_grad_(True) for tensor in body_parameters(network, model)]
         if not tensors:
             raise FewshiftError("the network has no parameters but its head's, which shot holds: choose another method")
@@ -163,32 +161,3 @@ def _entropy(p: Tensor) -> Tensor:
 def _relabelled(labels: list[Tensor]) -> list[float]:
     """From each labelling to the next, the share of images whose label changed."""
     return [(new != old).double().mean().item() for old, new in pairwise(labels)]
-
-
-def _classifier(network: nn.Module | Network, unlabelled: Unlabelled, who: str) -> tuple[Network, str]:
-    """The view and its head, for a network that gives one sound prediction per image."""
-    if len(unlabelled) < 2:
-        raise FewshiftError(
-            f"{who} needs more than one unlabelled image, there are no batch statistics of one: add some"
-        )
-    images = unlabelled.batch(torch.arange(2))
-    network = Network.of(network, images)
-    refuse_without_statistics(network)
-    head = network.need_head(who)
-    with torch.no_grad():
-        logits = logits_of(network.model(like(network.model, images)))
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise FewshiftError(
-            f"{who} needs one row of two or more logits per image, the network's output has shape "
-            f"{tuple(logits.shape)}: use a classification network"
-        )
-    if not torch.isfinite(logits).all():
-        raise FewshiftError(
-            "the network's logits are NaN or infinite before adaptation: check the images' preprocessing"
-        )
-    return network, head
-
-
-def _in_float32(model: nn.Module) -> nn.Module:
-    """Small steps vanish in half precision."""
-    return model.float() if like(model, torch.empty(0)).dtype.itemsize < 4 else model

@@ -48,8 +48,7 @@ class Tent(Method):
         """Only settings that make sense."""
         if self.optimizer not in OPTIMIZERS:
             raise FewshiftError(f"optimizer={self.optimizer!r} is unknown: choose one of {', '.join(OPTIMIZERS)}")
-        if self.steps < 1:
-            raise FewshiftError(f"steps={self.steps} is too small: give at least 1")
+        self.at_least(steps=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """A predictor that has not seen a batch yet."""
