@@ -124,7 +124,7 @@ class Network:
         if self.head is None:
             raise FewshiftError(
                 f"{purpose} needs the network's last linear layer and none gives its output directly: "
-                "pass head='name' or use classifier='source'"
+                "pass head='name', or keep the source's head (for LCCS classifier='source')"
             )
         return self.head
 
