@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshift.errors import FewshiftError
 from fewshift.fit import fit
 from fewshift.heads import train_head
-from fewshift.method import Fitted
+from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, batchnorm, head_inputs, like, linear, logits_of, refuse_without_statistics
 from fewshift.statistics import read, tied
 from fewshift.target import Support, Target, Unlabelled, minibatches, private_randomness
@@ -219,6 +220,57 @@ def tune(
         predictor(model),
         notes={"support_loss": losses, "parameters": sum(tensor.numel() for tensor in tensors), "bn": bn},
     )
+
+
+@dataclass(frozen=True)
+class FineTuning(Method):
+    """What the methods that train by SGD on the support have in common, with the settings of the LCCS paper."""
+
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
+
+    bn: str = "train_running"
+    epochs: int = 10
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 4e-4
+    batch_size: int = 32
+
+    def check(self) -> None:
+        """A known BatchNorm policy, and minibatches with something in them."""
+        check_policy(self.bn)
+        self.at_least(batch_size=1)
+
+    def train(self, network: Network, support: Support, target: Target, seed: int, parts: Parts, **more: Any) -> Fitted:
+        """Train some parts of the network with these settings; `more` goes to `tune`."""
+        return tune(
+            network,
+            support,
+            target,
+            parts,
+            sgd(self.lr, self.weight_decay, self.momentum),
+            bn=self.bn,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+            **more,
+        )
+
+    def train_head(
+        self, network: Network, support: Support, target: Target, seed: int, *, fresh: bool = False
+    ) -> tuple[nn.Module, list[float]]:
+        """Train the head alone with these settings."""
+        return tune_head(
+            network,
+            support,
+            target,
+            sgd(self.lr, self.weight_decay, self.momentum),
+            bn=self.bn,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+            fresh=fresh,
+        )
 
 
 def tune_head(

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from fewshift import progress
 from fewshift.errors import FewshiftError
 from fewshift.losses import Loss
-from fewshift.method import Fitted, Method, Needs
+from fewshift.method import Fitted
 from fewshift.network import Network, linear, logits_of
 from fewshift.target import Support, Target
-from fewshift.tuning import Penalty, all_parameters, check_policy, prepare, sgd, trainable, tune, tune_head
+from fewshift.tuning import FineTuning, Penalty, all_parameters, prepare, sgd, trainable, tune_head
 
 STAGES = 4  # convolutions whose maps are watched
 ATTENTION_BATCHES = 4
@@ -29,7 +29,7 @@ ATTENTION_HEAD = ((0.01, 6), (0.001, 4))  # rate and epochs: ten epochs, the rat
 
 
 @dataclass(frozen=True)
-class DeltaReg(Method):
+class DeltaReg(FineTuning):
     """cross-entropy + alpha Omega + (beta / 2) |w_head|^2, Omega the attentive distance of feature maps.
 
     Omega = 1/2 sum over watched layers, images and channels of C a_c |map_c - source map_c|^2 / (H W), summed over
@@ -42,23 +42,12 @@ class DeltaReg(Method):
 
     name: ClassVar[str] = "delta-reg"
     paper: ClassVar[str] = "Li et al., ICLR 2019"
-    needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "everything"
 
+    weight_decay: float = 0.0
     alpha: float = 0.01
     beta: float = 0.01
     layers: str = "auto"
-    bn: str = "train_running"
-    epochs: int = 10
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    batch_size: int = 32
-
-    def check(self) -> None:
-        """Only settings that make sense."""
-        check_policy(self.bn)
-        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Weigh the channels, then train everything, held by the penalty."""
@@ -67,16 +56,12 @@ class DeltaReg(Method):
         weights = self._attention(network, support, target, watched, seed)
         model = trainable(network, self.bn, support)
         with maps(model, watched) as own:
-            return tune(
+            return self.train(
                 network,
                 support,
                 target,
+                seed,
                 all_parameters,
-                sgd(self.lr, self.weight_decay, self.momentum),
-                bn=self.bn,
-                epochs=self.epochs,
-                batch_size=self.batch_size,
-                seed=seed,
                 model=model,
                 penalty=lambda model: self.penalty(network, model, own, weights),
             )

@@ -15,6 +15,7 @@ from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, refuse_unadaptable
 from fewshift.target import Target
 from fewshift.tuning import (
+    FineTuning,
     adam,
     affine_parameters,
     all_parameters,
@@ -22,9 +23,7 @@ from fewshift.tuning import (
     check_policy,
     head_parameters,
     prepare,
-    sgd,
     tune,
-    tune_head,
 )
 
 
@@ -65,112 +64,43 @@ class FinetuneBN(Method):
 
 
 @dataclass(frozen=True)
-class FinetuneHead(Method):
+class FinetuneHead(FineTuning):
     """The classifier alone, starting from the source's, on features of the untouched body."""
 
     name: ClassVar[str] = "finetune-head"
-    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
-    needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "the head"
 
     bn: str = "source_frozen"
-    epochs: int = 10
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 4e-4
-    batch_size: int = 32
-
-    def check(self) -> None:
-        """Only settings that make sense."""
-        check_policy(self.bn)
-        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the head; without augmentation the body computes its features once."""
         network, support = prepare(network, target, self.name)
-        predictor, losses = tune_head(
-            network,
-            support,
-            target,
-            sgd(self.lr, self.weight_decay, self.momentum),
-            bn=self.bn,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-        )
+        predictor, losses = self.train_head(network, support, target, seed)
         parameters = sum(tensor.numel() for tensor in head_parameters(network, predictor))
         return Fitted(predictor, notes={"support_loss": losses, "parameters": parameters, "bn": self.bn})
 
 
 @dataclass(frozen=True)
-class FinetuneFeatures(Method):
+class FinetuneFeatures(FineTuning):
     """Everything but the classifier, by SGD with decay; BatchNorm in training mode."""
 
     name: ClassVar[str] = "finetune-features"
-    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
-    needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "everything but the head"
-
-    bn: str = "train_running"
-    epochs: int = 10
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 4e-4
-    batch_size: int = 32
-
-    def check(self) -> None:
-        """Only settings that make sense."""
-        check_policy(self.bn)
-        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the body under the frozen source head."""
         network, support = prepare(network, target, self.name)
-        return tune(
-            network,
-            support,
-            target,
-            body_parameters,
-            sgd(self.lr, self.weight_decay, self.momentum),
-            bn=self.bn,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-        )
+        return self.train(network, support, target, seed, body_parameters)
 
 
 @dataclass(frozen=True)
-class L2(Method):
+class L2(FineTuning):
     """The whole network by SGD, decayed towards zero: cross-entropy + (weight_decay / 2) |w|^2."""
 
     name: ClassVar[str] = "l2"
-    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
-    needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "everything"
-
-    bn: str = "train_running"
-    epochs: int = 10
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 4e-4
-    batch_size: int = 32
-
-    def check(self) -> None:
-        """Only settings that make sense."""
-        check_policy(self.bn)
-        self.at_least(batch_size=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train everything."""
         network, support = prepare(network, target, self.name)
-        return tune(
-            network,
-            support,
-            target,
-            all_parameters,
-            sgd(self.lr, self.weight_decay, self.momentum),
-            bn=self.bn,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-        )
+        return self.train(network, support, target, seed, all_parameters)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
-from fewshift.method import Fitted, Method, Needs
+from fewshift.method import Fitted
 from fewshift.network import Network
 from fewshift.target import Target
-from fewshift.tuning import Penalty, all_parameters, check_policy, prepare, sgd, tune
+from fewshift.tuning import FineTuning, Penalty, all_parameters, prepare
 
 
 @dataclass(frozen=True)
-class L2SP(Method):
+class L2SP(FineTuning):
     """cross-entropy + (alpha / 2) |w - w0|^2 over the body + (beta / 2) |w|^2 over the head; no weight decay beside.
 
     - scope: "all" parameters of the body, or its "weights" only (no biases, no BatchNorm), as in the original.
@@ -30,44 +30,29 @@ class L2SP(Method):
 
     name: ClassVar[str] = "l2-sp"
     paper: ClassVar[str] = "Li et al., ICML 2018"
-    needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "everything"
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "original": {"alpha": 0.1, "beta": 0.01, "scope": "weights"},
         "delta_code": {"alpha": 0.01, "beta": 0.01, "scope": "all"},
     }
 
+    weight_decay: float = 0.0  # a second decay beside the penalty, unless wanted
     alpha: float = 4e-4
     beta: float = 4e-4
     scope: str = "all"
     head: str = "l2"
-    bn: str = "train_running"
-    epochs: int = 10
-    lr: float = 1e-3
-    momentum: float = 0.9
-    batch_size: int = 32
 
     def check(self) -> None:
         """Only settings that make sense."""
-        check_policy(self.bn)
-        self.at_least(batch_size=1)
+        super().check()
         if self.scope not in ("all", "weights") or self.head not in ("l2", "sp"):
             raise FewshiftError("scope is 'all' or 'weights', head is 'l2' or 'sp': choose one of these")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train everything, held by the penalty."""
         network, support = prepare(network, target, self.name)
-        return tune(
-            network,
-            support,
-            target,
-            all_parameters,
-            sgd(self.lr, 0.0, self.momentum),
-            bn=self.bn,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-            penalty=lambda model: self.penalty(network, model),
+        return self.train(
+            network, support, target, seed, all_parameters, penalty=lambda model: self.penalty(network, model)
         )
 
     def penalty(self, network: Network, model: nn.Module) -> Penalty:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
-from fewshift.method import Fitted, Method, Needs
+from fewshift.method import Fitted
 from fewshift.network import Network, head_inputs, linear, logits_of
 from fewshift.target import Target
-from fewshift.tuning import check_policy, prepare, sgd, tune_head
+from fewshift.tuning import FineTuning, prepare
 
 
 @dataclass(frozen=True)
-class LateFusion(Method):
+class LateFusion(FineTuning):
     """weight * source score + (1 - weight) * target score, both heads on the same features.
 
     Scores are softmax probabilities, and the predictor carries both heads; with scores="logits" the average is one
@@ -30,24 +30,17 @@ class LateFusion(Method):
 
     name: ClassVar[str] = "late-fusion"
     paper: ClassVar[str] = "Hoffman et al., 2013"
-    needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "a second head is added; the head, where scores are logits"
     returns: ClassVar[str] = "network with both heads"
 
+    bn: str = "source_frozen"
     weight: float = 0.5
     scores: str = "probabilities"
     target_head: str = "finetuned"
-    bn: str = "source_frozen"
-    epochs: int = 10
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 4e-4
-    batch_size: int = 32
 
     def check(self) -> None:
         """Only settings that make sense."""
-        check_policy(self.bn)
-        self.at_least(batch_size=1)
+        super().check()
         if self.bn == "train_running":
             raise FewshiftError(
                 "late fusion needs both heads on the same features: use bn='source_frozen' or 'support'"
@@ -60,17 +53,7 @@ class LateFusion(Method):
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the second head, then fuse."""
         network, support = prepare(network, target, self.name)
-        predictor, losses = tune_head(
-            network,
-            support,
-            target,
-            sgd(self.lr, self.weight_decay, self.momentum),
-            bn=self.bn,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-            fresh=self.target_head == "fresh",
-        )
+        predictor, losses = self.train_head(network, support, target, seed, fresh=self.target_head == "fresh")
         head = network.need_head(self.name)
         mine, theirs = linear(network.model, head), linear(predictor, head)
         notes = {"support_loss": losses, "bn": self.bn}
