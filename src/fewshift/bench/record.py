@@ -1,0 +1,85 @@
+"""Records: one JSON line per finished cell, in a file that survives kills and serves several processes at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class Records:
+    """The folder of a run: `records.jsonl`, and one lock file for each cell somebody is working on.
+
+    A line is appended by one write under a lock. A kill in the middle of it leaves a last line without its end, which
+    the next reader or writer recognises and removes. A cell is claimed by locking its file, and the system releases
+    the lock of a process that dies: no claim outlives its owner.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.file = self.folder / "records.jsonl"
+        (self.folder / "claims").mkdir(parents=True, exist_ok=True)
+
+    def read(self) -> dict[str, Record]:
+        """The newest record of every key."""
+        with self._locked() as file:
+            return {record["key"]: record for record in _whole_lines(file)}
+
+    def append(self, record: Record) -> None:
+        """Add one line, on disk before this returns."""
+        line = (json.dumps(record, sort_keys=True) + "\n").encode()
+        with self._locked() as file:
+            _repair(file)
+            os.lseek(file, 0, os.SEEK_END)
+            os.write(file, line)
+            os.fsync(file)
+
+    @contextmanager
+    def claim(self, key: str) -> Iterator[bool]:
+        """Whether the cell is ours to work on during the block: False if another process has it."""
+        handle = os.open(self.folder / "claims" / key, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield handle
+        finally:
+            os.close(handle)
+
+
+def _content(handle: int) -> bytes:
+    os.lseek(handle, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(handle), "rb") as file:
+        return file.read()
+
+
+def _repair(handle: int) -> None:
+    """Cut off a last line that has no end: its writer died."""
+    content = _content(handle)
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.ftruncate(handle, end)
+
+
+def _whole_lines(handle: int) -> Iterator[Record]:
+    """Every line that has its end; a torn last one is passed over, and repaired by the next writer."""
+    content = _content(handle)
+    for line in content[: content.rfind(b"\n") + 1].splitlines():
+        yield json.loads(line)
