@@ -1,0 +1,211 @@
+"""Grids, runs and sweeps on tiny networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewshift import FewshiftError
+from fewshift.bench.cell import Cell
+from fewshift.bench.grid import Grid
+from fewshift.bench.record import Records
+from fewshift.bench.run import Workshop, held_out, run
+from fewshift.bench.sweep import missing, sweep
+from fewshift.methods import LCCS
+from fewshift.streams import Condition
+from fewshift.target import Support, Target, draw_support
+from tests.conftest import make_support, make_tiny
+
+
+@dataclass
+class Held:
+    """A domain in memory."""
+
+    pictures: Tensor
+    labels: Tensor
+    classes: tuple[str, ...] = ("ant", "bee", "cat")
+
+    def images(self, indices: Tensor) -> Tensor:
+        return self.pictures[indices]
+
+
+DOMAIN = Held(make_support(30).images, make_support(30).labels)
+
+
+def tiny_workshop(pause: float = 0.0) -> Workshop:
+    def network(cell: Cell):
+        time.sleep(pause)
+        if cell.source == "broken":
+            raise RuntimeError("no such network")
+        return make_tiny()
+
+    return Workshop(network, lambda cell: DOMAIN)
+
+
+CELL = Cell("toy", "tiny", "place", "lccs", {"epochs": 2, "grid": 3}, shots=5, largest_support=5)
+
+
+def test_a_result_is_what_doing_it_by_hand_gives():
+    result = run(CELL, tiny_workshop())
+    drawn = draw_support(DOMAIN.labels, 5, 0)
+    support = Support(DOMAIN.pictures[drawn], DOMAIN.labels[drawn])
+    predictor = LCCS(epochs=2, grid=3).adapt(make_tiny(), Target(support), 0)
+    test = held_out(DOMAIN.labels, CELL)
+    expected = (predictor(DOMAIN.pictures[test]).argmax(1) == DOMAIN.labels[test]).double().mean()
+    assert result["accuracy"] == pytest.approx(float(expected))
+    assert sorted(result["support"]) == sorted(drawn.tolist())
+    assert not set(result["support"]) & set(test.tolist())
+    assert sum(map(sum, result["tally"])) == len(test) == 90 - 15
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_all_rows_share_one_test_set_and_a_cap_is_the_same_for_every_method():
+    cells = [
+        replace(CELL, shots=shots, method=method, settings={})
+        for shots, method in ((1, "adabn"), (5, "lccs"), (None, "source"))
+    ]
+    assert len({tuple(held_out(DOMAIN.labels, cell).tolist()) for cell in cells}) == 1
+    capped = held_out(DOMAIN.labels, replace(CELL, max_test=40))
+    assert len(capped) == 40
+    assert set(capped.tolist()) <= set(held_out(DOMAIN.labels, CELL).tolist())
+
+
+@pytest.mark.parametrize("method", ["source", "tent", "testtime-bn", "adabn", "late-fusion", "shot"])
+def test_every_kind_of_method_runs_in_a_cell(method):
+    settings = {"epochs": 1} if method in ("shot", "late-fusion") else {}
+    cell = replace(CELL, method=method, settings=settings, shots=None, condition=Condition("sequential", 10, 8))
+    result = run(cell, tiny_workshop())
+    assert 0 <= result["accuracy"] <= 1
+    assert result["realised_counts"][0] > result["realised_counts"][2]
+
+
+def grid_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "g.toml"
+    path.write_text(text)
+    return path
+
+
+GRID = """
+title = "Toy"
+dataset = "toy"
+source = "net-{target}"
+targets = ["a", "b"]
+seeds = [0, 1, 2]
+max_test = 50
+
+[[rows]]
+label = "Source model"
+method = "source"
+paper = { a = 70.0 }
+
+[[rows]]
+method = "lccs"
+shots = [1, 5]
+settings = { epochs = 3 }
+conditions = [{ batch_size = 8 }, { order = "sequential", alpha = 10 }]
+"""
+
+
+def test_a_grid_is_every_row_on_every_target_with_every_seed(tmp_path):
+    grid = Grid.load(grid_file(tmp_path, GRID))
+    cells = grid.cells()
+    assert len(cells) == 2 * 3 + 2 * 2 * 2 * 3
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert cells[0].source == "net-a"
+    assert {cell.condition for cell in grid.cells_of(grid.rows[1])} == {
+        Condition(batch_size=8),
+        Condition("sequential", 10),
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('method = "source"', 'method = "magic"', "method 'magic'"),
+        ("max_test = 50", "max_tests = 50", "'max_tests' in the grid"),
+        ("shots = [1, 5]", "shot = [1, 5]", "'shot' in a row"),
+        ("batch_size = 8", "size = 8", "'size' in a condition"),
+        ('title = "Toy"', "title = Toy", "is no TOML file"),
+        ("seeds = [0, 1, 2]", "", "lacks seeds"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_named(tmp_path, old, new, sentence):
+    with pytest.raises(FewshiftError, match=sentence):
+        Grid.load(grid_file(tmp_path, GRID.replace(old, new, 1)))
+    with pytest.raises(FewshiftError, match="there is no grid"):
+        Grid.load(tmp_path / "none.toml")
+
+
+CELLS = [replace(CELL, seed=seed) for seed in range(4)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sweep_runs_what_is_missing_and_goes_on_when_one_fails(tmp_path, workers):
+    heard = []
+    cells = [*CELLS, replace(CELL, source="broken")]
+    sweep(cells, tmp_path, tiny_workshop, (), workers=workers, tell=heard.append)
+    records = Records(tmp_path).read()
+    assert len(records) == len(heard) == 5
+    assert records[cells[-1].key]["error"] == "RuntimeError: no such network"
+    assert all("result" in records[cell.key] for cell in CELLS)
+    heard.clear()
+    sweep(cells, tmp_path, tiny_workshop, (), workers=1, tell=heard.append)
+    assert [record["key"] for record in heard] == [cells[-1].key]  # only the failed one again
+
+
+def test_a_cell_named_twice_is_run_once(tmp_path):
+    assert len(missing([CELL, CELL], Records(tmp_path))) == 1
+
+
+SWEEPING = """
+import sys
+from fewshift.bench.sweep import sweep
+from tests.test_bench import CELLS, tiny_workshop
+sweep(CELLS, sys.argv[1], tiny_workshop, (float(sys.argv[2]),), workers=1, tell=lambda record: print("one", flush=True))
+"""
+
+
+def start(folder: Path, pause: float) -> subprocess.Popen:
+    command = [sys.executable, "-c", SWEEPING, str(folder), str(pause)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+
+
+def test_a_kill_loses_at_most_the_running_cell(tmp_path):
+    with start(tmp_path, 0.0) as process:
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(20)
+    done = len(Records(tmp_path).read())
+    assert done >= 1
+    heard = []
+    sweep(CELLS, tmp_path, tiny_workshop, (), workers=1, tell=heard.append)
+    assert len(heard) == 4 - done
+    assert len(Records(tmp_path).read()) == 4
+
+
+def test_two_processes_on_one_folder_share_the_work(tmp_path):
+    with start(tmp_path, 0.2) as first, start(tmp_path, 0.2) as second:
+        told = [process.communicate(timeout=60)[0].count("one") for process in (first, second)]
+    assert sum(told) == 4
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 4
+
+
+def test_networks_and_domains_are_loaded_once():
+    loads = []
+    workshop = Workshop(
+        lambda cell: loads.append("network") or make_tiny(), lambda cell: loads.append("domain") or DOMAIN
+    )
+    for cell in CELLS:
+        run(replace(cell, method="source", settings={}), workshop)
+    assert sorted(loads) == ["domain", "network"]
+    assert torch.is_tensor(DOMAIN.labels)
