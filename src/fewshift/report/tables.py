@@ -1,0 +1,160 @@
+"""Tables from records: pure functions. No entry is a bare mean: spread and n always come with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The values of one row on one target, in percent, by seed, with the paper's value where the cell matches."""
+
+    values: Mapping[int, float]
+    paper: float | None = None
+
+    @property
+    def n(self) -> int:
+        """How many seeds."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds; NaN if there is none."""
+        return statistics.fmean(self.values.values()) if self.values else math.nan
+
+    @property
+    def spread(self) -> float:
+        """Population standard deviation over the seeds, as the paper's."""
+        return statistics.pstdev(self.values.values()) if self.values else math.nan
+
+    def text(self, paper: bool = True) -> str:
+        """mean ± spread (n), and the paper's value."""
+        if not self.values:
+            return "-"
+        beside = f" [{self.paper:.1f}]" if paper and self.paper is not None else ""
+        return f"{self.mean:.1f} ± {self.spread:.1f} ({self.n}){beside}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table: its label, its shots, and an entry per column."""
+
+    label: str
+    shots: int | None
+    condition: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A grid's results. The header says what the numbers are and how settings were chosen."""
+
+    title: str
+    metric: str
+    rule: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    def marks(self, column: int) -> dict[int, str]:
+        """Which lines are best and second in a column, where the paired difference exceeds its standard error."""
+        ranked = sorted(
+            (index for index, line in enumerate(self.lines) if line.entries[column].values),
+            key=lambda index: -self.lines[index].entries[column].mean,
+        )
+        found: dict[int, str] = {}
+        for place, mark in enumerate(("best", "second")):
+            if place + 1 >= len(ranked):
+                break
+            ahead, behind = (self.lines[ranked[place + step]].entries[column] for step in (0, 1))
+            if not is_ahead(ahead, behind):
+                break
+            found[ranked[place]] = mark
+        return found
+
+
+def is_ahead(first: Entry, second: Entry) -> bool:
+    """Whether the mean paired difference over the seeds both have is larger than its standard error."""
+    shared = sorted(first.values.keys() & second.values.keys())
+    gaps = [first.values[seed] - second.values[seed] for seed in shared]
+    if len(gaps) < 2:
+        return False
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return statistics.fmean(gaps) > error
+
+
+def with_average(table: Table, paper: Sequence[float | None] | None = None) -> Table:
+    """The table with a last column: the mean over the others within each seed, then over seeds."""
+    lines = []
+    for index, line in enumerate(table.lines):
+        seeds = set.intersection(*(set(entry.values) for entry in line.entries)) if line.entries else set()
+        means = {seed: statistics.fmean(entry.values[seed] for entry in line.entries) for seed in sorted(seeds)}
+        beside = paper[index] if paper else _mean_of_papers(line.entries)
+        lines.append(Line(line.label, line.shots, line.condition, (*line.entries, Entry(means, beside))))
+    return Table(table.title, table.metric, table.rule, (*table.columns, "average"), tuple(lines))
+
+
+def markdown(table: Table) -> str:
+    """A pipe table; best in bold, second in italics."""
+    head = ["method", "k", "condition", *table.columns]
+    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    wraps = {"best": "**{}**", "second": "_{}_"}
+    marks = [table.marks(column) for column in range(len(table.columns))]
+    for index, line in enumerate(table.lines):
+        cells = [
+            wraps.get(marks[it].get(index, ""), "{}").format(entry.text()) for it, entry in enumerate(line.entries)
+        ]
+        rows.append("| " + " | ".join([line.label, _shots(line), line.condition, *cells]) + " |")
+    return f"### {table.title}\n\n{_header(table)}\n\n" + "\n".join(rows) + "\n"
+
+
+def comma_separated(table: Table) -> str:
+    """One line per entry, with all its numbers."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", "k", "condition", "target", "mean", "spread", "n", "paper", "values"])
+    for line in table.lines:
+        for column, entry in zip(table.columns, line.entries, strict=True):
+            values = " ".join(f"{value:.4f}" for value in entry.values.values())
+            numbers: list[Any] = [f"{entry.mean:.4f}", f"{entry.spread:.4f}", entry.n, entry.paper, values]
+            writer.writerow([line.label, line.shots, line.condition, column, *numbers])
+    return text.getvalue()
+
+
+def latex(table: Table) -> str:
+    """A booktabs table; best in bold, second underlined."""
+    wraps = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
+    marks = [table.marks(column) for column in range(len(table.columns))]
+    rows = []
+    for index, line in enumerate(table.lines):
+        cells = []
+        for column, entry in enumerate(line.entries):
+            number = rf"{entry.mean:.1f} $\pm$ {entry.spread:.1f}" if entry.values else "-"
+            cells.append(wraps.get(marks[column].get(index, ""), "{}").format(number))
+        rows.append(" & ".join([_escape(line.label), _shots(line), _escape(line.condition), *cells]) + r" \\")
+    head = " & ".join(["method", "$k$", "condition", *map(_escape, table.columns)]) + r" \\"
+    body = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
+    columns = "lcl" + "c" * len(table.columns)
+    return f"% {_header(table)}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
+
+
+def _header(table: Table) -> str:
+    return f"{table.metric}, mean ± population standard deviation (n seeds) [paper]. {table.rule}"
+
+
+def _shots(line: Line) -> str:
+    return "-" if line.shots is None else str(line.shots)
+
+
+def _mean_of_papers(entries: Sequence[Entry]) -> float | None:
+    values = [entry.paper for entry in entries]
+    return None if any(value is None for value in values) else statistics.fmean(it for it in values if it is not None)
+
+
+def _escape(text: str) -> str:
+    return "".join(rf"\{letter}" if letter in "&%$#_{}" else letter for letter in text)
