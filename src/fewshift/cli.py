@@ -340,9 +340,76 @@ def merge(
     typer.echo(f"weights: {out} ({out.stat().st_size:,} bytes), card: {card_file}")
 
 
+@app.command()
+def bench(
+    grid: Annotated[Path, typer.Argument(help="A grid file, such as grids/smoke.toml.")],
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; FEWSHIFT_DATA otherwise.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A folder of source networks, SOURCE.safetensors each.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Run the cells of a grid that have no result yet; call it again to go on where it stopped."""
+    _one_thread()
+    from fewshift.bench.grid import Grid
+    from fewshift.bench.record import Records
+    from fewshift.bench.sweep import missing, sweep
+    from fewshift.bench.workshop import open_workshop
+
+    plan = Grid.load(grid)
+    folder = out or Path("runs") / grid.stem
+    cells = plan.cells()
+    records = Records(folder)
+    left = len(missing(cells, records))
+    failed: list[str] = []
+    with _progress() as tell:
+        done = 0
+
+        def hear(record: dict[str, Any]) -> None:
+            nonlocal done
+            done += 1
+            if "error" in record:
+                failed.append(record["error"])
+            tell(f"cells ({len(failed)} failed)" if failed else "cells", done, left)
+
+        arguments = (None if data_root is None else str(data_root), None if weights is None else str(weights))
+        sweep(cells, folder, open_workshop, arguments, workers=workers, tell=hear)
+    still = len(missing(cells, records))
+    if as_json:
+        _print_json({"folder": str(folder), "cells": len(cells), "run": left - still, "failed": len(failed)})
+    else:
+        typer.echo(f"{len(cells) - still} of {len(cells)} cells done, {left - still} now: {folder}")
+    for sentence in sorted(set(failed)):
+        typer.echo(f"failed: {sentence}", err=True)
+    if still:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    grid: Annotated[Path, typer.Argument(help="The grid file.")],
+    run: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
+) -> None:
+    """Print the table of a run, and write it as Markdown, CSV and LaTeX into its folder."""
+    from fewshift.bench.grid import Grid
+    from fewshift.bench.record import Records
+    from fewshift.bench.results import table_of
+    from fewshift.files import whole
+    from fewshift.report import tables
+
+    folder = run or Path("runs") / grid.stem
+    if not (folder / "records.jsonl").is_file():
+        raise FewshiftError(f"there are no records in {folder}: run `fewshift bench {grid}` first")
+    table = tables.with_average(table_of(Grid.load(grid), Records(folder).read()))
+    for name, render in {"md": tables.markdown, "csv": tables.comma_separated, "tex": tables.latex}.items():
+        with whole(folder / f"table.{name}") as draft:
+            draft.write_text(render(table), encoding="utf-8")
+    typer.echo(tables.markdown(table))
+
+
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods or models.")],
+    what: Annotated[str, typer.Argument(help="methods, models or datasets.")],
     contains: Annotated[str, typer.Option("--filter", help="Only names that contain this.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -362,8 +429,17 @@ def list_(
 
         names = [name for name in models.names() if contains in name]
         typer.echo(json.dumps(names) if as_json else "\n".join(names))
+    elif what == "datasets":
+        from fewshift.data.collections import describe
+
+        found = [it for it in describe() if contains in it["name"]]
+        if as_json:
+            _print_json(found)
+            return
+        columns = list(found[0]) if found else []
+        _print_table("datasets", columns, [[str(it[column]) for column in columns] for it in found])
     else:
-        raise typer.BadParameter(f"'{what}' is unknown: choose methods or models")
+        raise typer.BadParameter(f"'{what}' is unknown: choose methods, models or datasets")
 
 
 def _load(

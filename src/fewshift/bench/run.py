@@ -46,7 +46,8 @@ class Workshop:
 
     def domain(self, cell: Cell) -> Images:
         """The target domain of a cell."""
-        found: Images = self._once(("domain", cell.dataset, cell.target), self.load_domain, cell)
+        # the source too: its card says how images are preprocessed
+        found: Images = self._once(("domain", cell.dataset, cell.target, cell.source), self.load_domain, cell)
         return found
 
     def _once(self, key: tuple[str, ...], load: Callable[[Cell], Any], cell: Cell) -> Any:
