@@ -251,7 +251,7 @@ def test_the_body_computes_its_features_once_without_augmentation():
     for name in ("finetune-head", "late-fusion"):
         calls.clear()
         METHODS[name](epochs=50).adapt(model, Target(make_support()))
-        assert len(calls) <= 3  # looking at the network, the features, the shape of its answer
+        assert len(calls) <= 4  # looking at the network and its head, and the features; not fifty epochs
 
 
 # FLUTE
@@ -393,3 +393,89 @@ def test_momenta_flags_and_modes_are_as_before():
     assert found.bn1.momentum == 0.37
     assert [p.requires_grad for p in found.parameters()] == [p.requires_grad for p in model.parameters()]
     assert all(p.grad is None for p in found.parameters())
+
+
+class Scaled(nn.Module):
+    """Something comes after the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_tiny()
+
+    def forward(self, images):
+        return 2 * self.net(images)
+
+
+def test_a_head_with_something_after_it_is_trained_through_the_network():
+    support = make_support()
+    network = Network.of(Scaled(), support.images, head="net.fc")
+    notes = FinetuneHead(epochs=1).fit(network, Target(support)).notes
+    expected = F.cross_entropy(Scaled()(support.images), support.labels)
+    assert notes["support_loss"][0] == pytest.approx(expected.item(), abs=1e-5)
+    with pytest.raises(FewshiftError, match="something comes after 'net.fc'"):
+        LateFusion().adapt(network, Target(support))
+
+
+def test_the_watched_layers_of_a_bottleneck_resnet_end_their_stages():
+    model = torchvision.models.resnet50(weights=None, num_classes=3)
+    support = make_support(1, size=64)
+    names = DeltaReg()._watched(Network.of(model, support.images), support)
+    assert names == ["layer1.2.conv3", "layer2.3.conv3", "layer3.5.conv3", "layer4.2.conv3"]
+
+
+def test_steps_do_not_vanish_in_half_precision():
+    model = make_tiny().bfloat16()
+    found = adapted(FinetuneHead(lr=0.1), model)
+    assert found.fc.weight.dtype == torch.bfloat16
+    assert not torch.equal(found.fc.weight, model.fc.weight)
+
+
+def test_a_divergence_is_an_error_and_never_a_network_of_nans():
+    for method in (L2(epochs=1, lr=1e30), FinetuneFeatures(epochs=1, lr=1e30), FinetuneBN(epochs=1, lr=1e38)):
+        with pytest.raises(FewshiftError, match="lower lr"):
+            adapted(method)
+
+
+def test_an_image_whose_pixels_are_all_ignored_teaches_nothing_and_breaks_nothing():
+    from fewshift import Support
+    from tests.conftest import unsettle
+
+    torch.manual_seed(0)
+    labels = torch.randint(0, 3, (6, 8, 8))
+    labels[0] = 255
+    support = Support(make_support(2).images, labels)
+    for method in (L2(bn="source_frozen", batch_size=1, epochs=1), METHODS["lccs"](batch_size=1, epochs=1)):
+        assert torch.isfinite(method.adapt(unsettle(Dense()), Target(support))(support.images)).all()
+
+
+def test_labels_of_another_shape_than_the_answer_are_refused():
+    from fewshift import Support
+    from tests.conftest import unsettle
+
+    images = make_support(2).images
+    for model, labels in (
+        (Dense(), torch.arange(6) % 3),
+        (make_tiny(), torch.zeros(6, 8, 8).long()),
+        (Dense(), torch.zeros(6, 4, 4).long()),
+    ):
+        with pytest.raises(FewshiftError, match="give one label for each answer"):
+            L2().adapt(unsettle(model), Target(Support(images, labels)))
+
+
+def test_what_flute_cannot_do_is_said_before_the_work():
+    from fewshift import Support
+    from tests.conftest import unsettle
+
+    images = make_support(2).images
+    with pytest.raises(FewshiftError, match="not pixels"):
+        Flute().adapt(unsettle(Dense()), Target(Support(images, torch.randint(0, 3, (6, 8, 8)))))
+    with pytest.raises(FewshiftError, match="an image of every class"):
+        Flute().adapt(make_tiny(classes=4), Target(make_support()))
+
+
+def test_a_minibatch_of_one_is_never_normalised_with_itself():
+    torch.manual_seed(0)
+    from tests.conftest import unsettle
+
+    flat = unsettle(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    assert torch.isfinite(answers(L2(batch_size=1, epochs=1), model=flat)).all()

@@ -99,6 +99,11 @@ def test_conditions_combine(order, alpha, size):
     assert not torch.equal(indices, torch.cat(Condition(order, alpha, size).batches(LABELS, seed=2)))
 
 
+def test_a_ratio_is_a_number_however_it_is_written():
+    assert Condition(alpha=10) == Condition(alpha=10.0)
+    assert str(Condition(alpha=10)) == str(Condition(alpha=10.0))
+
+
 @pytest.mark.parametrize("bad", [{"order": "random"}, {"alpha": 0.5}, {"batch_size": 0}])
 def test_impossible_conditions_are_refused(bad):
     with pytest.raises(FewshiftError, match=next(iter(bad))):

@@ -322,3 +322,57 @@ def test_unlabelled_images_of_mixed_size_or_none_are_refused():
         Unlabelled(torch.zeros(0, 3, 8, 8))
     with pytest.raises(FewshiftError, match="contains NaN"):
         adabn(torch.full((4, 3, 8, 8), float("nan")))
+
+
+# what must not happen
+
+
+@pytest.mark.parametrize("method", [TestTimeBN(), AlphaBN(), Tent()])
+def test_a_predictor_shares_nothing_with_the_given_network(method):
+    model = make_tiny().requires_grad_(False)
+    before = state(model)
+    predictor = method.adapt(model, Target(make_support()))
+    assert not predictor.training
+    predictor.double()
+    assert same_state(before, state(model))
+    with pytest.raises(FewshiftError, match="the batch is empty"):
+        predictor(torch.zeros(0, 3, 8, 8))
+
+
+def test_tent_learns_under_inference_mode_and_adaptation_says_that_it_cannot():
+    from fewshift import LCCS
+
+    expected, found = tent(lr=0.1), tent(lr=0.1)
+    for images in batches():
+        answer = expected(images)
+        with torch.inference_mode():
+            assert torch.equal(found(images), answer)
+    with torch.inference_mode(), pytest.raises(FewshiftError, match=r"outside torch\.inference_mode"):
+        LCCS().adapt(make_tiny(), Target(make_support()))
+
+
+def test_tent_in_half_precision_still_moves():
+    ours = Tent().adapt(make_tiny().bfloat16(), Target(make_support()))
+    for images in batches():
+        assert ours(images.bfloat16()).dtype == torch.bfloat16
+    assert not torch.equal(ours.model.bn1.weight, make_tiny().bfloat16().float().bn1.weight)
+
+
+class Counting(nn.Module):
+    """A network that counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_tiny()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, images):
+        self.calls += 1
+        return self.net(images)
+
+
+def test_a_network_that_counts_its_calls_does_not_count_ours():
+    model = Counting()
+    for method in (Tent(), AdaBN(), TestTimeBN()):
+        method.adapt(model, Target(make_support()))(batches()[0])
+    assert float(model.calls) == 0

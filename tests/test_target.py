@@ -70,7 +70,7 @@ def test_unusable_supports_are_refused_in_one_sentence(images, labels, sentence)
 )
 def test_labels_that_do_not_fit_the_network_are_refused(labels, classes, sentence):
     with pytest.raises(FewshiftError, match=sentence):
-        Support(torch.zeros(2, 3), torch.tensor(labels), classes).check_labels(3)
+        Support(torch.zeros(2, 3), torch.tensor(labels), classes).check_labels((3,))
 
 
 def test_an_augmentation_may_not_change_the_shape():

@@ -110,8 +110,8 @@ def adapt(
     chosen = method_of(method)
     if chosen.needs is Needs.STREAM:
         raise FewshiftError(
-            f"{chosen.name} adapts to a stream of batches, not to a support set: "
-            f"call {type(chosen).__name__}().adapt(model, target) and feed it batches"
+            f"{chosen.name} adapts to a stream of batches while it predicts: "
+            f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
         )
     checked_seed(seed)
     target = Target(
@@ -119,8 +119,11 @@ def adapt(
         as_unlabelled(unlabelled, preprocess, augment),
         loss or cross_entropy,
     )
+    if chosen.needs is Needs.UNLABELLED:
+        target.need_unlabelled(chosen.name)
     with progress_.told_to(progress):
-        images = target.some_images(chosen.name, f"{chosen.needs.value} images")
+        wanted = "target images" if chosen.needs is Needs.NOTHING else f"{chosen.needs.value} images"
+        images = target.some_images(chosen.name, wanted)
         network = Network.of(model, images, head)
         home = like(network.model, images).device
         fitted = chosen.fit(network if device is None else _moved(network, device), target, seed)

@@ -168,6 +168,11 @@ def adapt(
     if support is None and unlabelled is None:
         raise typer.BadParameter("give --support, --unlabelled or both")
     _check_outputs([out, report], [weights])
+    if (out or report) and not chosen.plain:
+        raise FewshiftError(
+            f"{method} returns a {chosen.returns}, of which there is no delta and no report: "
+            "leave out --out and --report, or for late-fusion --set scores=logits"
+        )
     loaded = _load(model, weights, classes, resize, crop, mean, std)
     labelled = None
     if support is not None:

@@ -63,7 +63,7 @@ class Delta:
         before, after = source.state_dict(), adapted.state_dict()
         if _layout(before) != _layout(after):
             raise FewshiftError(
-                f"a {type(adapted).__name__} is not the source network with other weights, so it has no delta: "
+                f"this {type(adapted).__name__} is not the source network with other weights, so it has no delta: "
                 "keep it as it is, or choose a method that returns a plain network"
             )
         bits = {

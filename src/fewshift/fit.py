@@ -23,6 +23,8 @@ def fit(
     after_step: Callable[[], None] | None = None,
 ) -> list[float]:
     """Minimise `loss(indices)` over minibatches of support indices; returns the mean loss of each epoch."""
+    if torch.is_inference_mode_enabled():
+        raise FewshiftError("adaptation needs gradients: call it outside torch.inference_mode()")
     curve = []
     with torch.enable_grad():
         for epoch in progress.track(range(epochs), what):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fewshift.errors import FewshiftError
 from fewshift.fit import Batches, fit
 from fewshift.losses import Loss
-from fewshift.network import Network, features, linear, logits_of
+from fewshift.network import Network, features, head_inputs, like, linear, logits_of
 from fewshift.target import Support
 
 SCALES = torch.logspace(-2, 3, 101, dtype=torch.float64)
@@ -35,7 +35,7 @@ def nearest_centroid_head(network: Network, model: nn.Module, support: Support) 
     head = network.need_head("nearest-centroid classification")
     module = linear(model, head)
     weight = module.weight
-    points = features(model, head, support.images).flatten(1).double()
+    points = features(model, head, like(model, support.images)).flatten(1).double()
     if network.classes != weight.shape[0]:
         raise FewshiftError(f"head '{head}' does not give the network's {network.classes} outputs: pass another head")
     missing = [label for label in range(len(weight)) if label not in support.counts]
@@ -60,22 +60,34 @@ def train_head(
     optimizer: torch.optim.Optimizer,
     epochs: int,
 ) -> list[float]:
-    """Train the head of a working copy, in place, with the body held; without augmentation the body runs once."""
+    """Train the head of a working copy, in place, with the body held.
+
+    Without augmentation, and where nothing comes after the head, the body runs once.
+    """
     layer = linear(model, head)
-    if support.augment is None:
-        inputs = features(model, head, support.images)
-        shape = logits_of(model(support.images[:1])).shape[1:]
+    if support.augment is None and gives_output(model, head, support.images):
+        inputs = features(model, head, like(model, support.images))
 
         def logits(indices: Tensor) -> Tensor:
-            return layer.forward(inputs[indices]).reshape(len(indices), *shape)
+            answer = layer.forward(inputs[indices])
+            return answer if support.dense else answer.flatten(1)
     else:
 
         def logits(indices: Tensor) -> Tensor:
-            return logits_of(model(support.views(indices)))
+            return logits_of(model(like(model, support.views(indices))))
 
     return fit(
         lambda indices: loss(logits(indices), support.labels[indices]), batches, optimizer, epochs, what="classifier"
     )
+
+
+@torch.no_grad()
+def gives_output(model: nn.Module, head: str, images: Tensor) -> bool:
+    """Whether what the head gives is the network's output, with nothing after it."""
+    with head_inputs(model, head) as seen:
+        output = logits_of(model(like(model, images[:2])))
+    given = linear(model, head).forward(seen[-1])
+    return given.numel() == output.numel() and torch.allclose(given.reshape(output.shape), output, atol=1e-4)
 
 
 def _scale(features: Tensor, labels: Tensor, classes: int) -> float:

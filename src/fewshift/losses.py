@@ -14,8 +14,12 @@ IGNORE = 255  # the label of a pixel that is not annotated
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean of -log p(label), over images or over all labelled pixels of (N, classes, H, W) logits."""
-    ignored = IGNORE if labels.ndim > 1 else -100  # of images there may be a class 255
-    return F.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, labels, ignore_index=ignored)
+    logits = logits.float() if logits.dtype.itemsize < 4 else logits
+    if labels.ndim == 1:  # of images there may be a class 255
+        return F.cross_entropy(logits, labels)
+    if (labels == IGNORE).all():  # nothing to learn from, where a mean would be 0 / 0
+        return logits.sum() * 0
+    return F.cross_entropy(logits, labels, ignore_index=IGNORE)
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -55,6 +55,11 @@ class Method(abc.ABC):
     changes: ClassVar[str]  # which tensors of the network may differ afterwards, in words
     returns: ClassVar[str] = "plain network"
 
+    @property
+    def plain(self) -> bool:
+        """Whether the predictor is the source network with other weights, which a delta can carry."""
+        return self.returns == "plain network"
+
     def adapt(self, network: nn.Module | Network, target: Target, seed: int = 0) -> nn.Module:
         """The predictor: images in, logits out. The given network stays as it is, bit for bit."""
         return self.fit(network, target, seed).predictor

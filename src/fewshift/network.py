@@ -43,7 +43,7 @@ class Skipped:
 class Network:
     """A network in evaluation mode, with what adaptation needs to know about it.
 
-    `model` has modules of its own and shares its tensors with the network that was given: it is read, never written.
+    `model` has modules of its own and shares its parameters with the network that was given: read, never written.
 
     Layers stand in the order in which a forward pass executes them. `head` names the linear layer (or 1x1
     convolution) whose output is the network's output, if there is one.
@@ -54,6 +54,7 @@ class Network:
     skipped: tuple[Skipped, ...]
     head: str | None
     classes: int | None
+    output: tuple[int, ...] = ()  # the shape of the answer to one image: (classes,) or (classes, height, width)
 
     @classmethod
     def of(cls, model: nn.Module | Network, images: Tensor, head: str | None = None) -> Network:
@@ -88,6 +89,7 @@ class Network:
             skipped=found.skipped + tuple(unused),
             head=_named_head(private, head) if head else _found_head(outputs, logits),
             classes=logits.shape[1],
+            output=tuple(logits.shape[1:]),
         )
 
     def copy(self) -> nn.Module:
@@ -192,7 +194,10 @@ def refuse_broken_weights(model: nn.Module) -> None:
 
 
 def structural_copy(model: nn.Module) -> nn.Module:
-    """Modules of its own, in evaluation mode, around the same tensors; the given model keeps its flags and hooks."""
+    """Modules and buffers of its own, in evaluation mode, around the same parameters.
+
+    Some networks count in a buffer while they run: it is their copy that counts.
+    """
     if isinstance(model, torch.jit.ScriptModule):
         raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
     if not isinstance(model, nn.Module):
@@ -200,7 +205,7 @@ def structural_copy(model: nn.Module) -> nn.Module:
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
     try:
-        return copy.deepcopy(model, {id(it): it for it in chain(model.parameters(), model.buffers())}).eval()
+        return copy.deepcopy(model, {id(it): it for it in model.parameters()}).eval()
     except Exception as error:
         raise FewshiftError(
             f"this {type(model).__name__} cannot be copied ({_first_line(error)}): adaptation works on copies, "

@@ -171,7 +171,7 @@ def normalising(network: Network, working: nn.Module, source: Mapping[str, Sourc
     def hook(name: str, module: _BatchNorm, inputs: Tensor) -> None:
         seen = moments(inputs)
         if not (torch.isfinite(seen.mean).all() and torch.isfinite(seen.var).all()):
-            raise FewshiftError(f"what enters layer '{name}' is not finite: check the images' scale and preprocessing")
+            raise FewshiftError(f"what enters layer '{name}' is not finite: check the images' scale, or lower lr")
         normal = rule(name, seen)
         if normal is not None:
             write_affine(module, source[name], normal)

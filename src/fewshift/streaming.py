@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fewshift.errors import FewshiftError
 from fewshift.network import Network, batchnorm, logits_of
 from fewshift.statistics import Moments, Normal, SourceLayer, normalising, source_layers
 
@@ -24,12 +26,14 @@ class BatchNormalised(nn.Module):
     def __init__(self, network: Network, rule: BatchRule) -> None:
         super().__init__()
         self.source = network.with_tensors({})
-        self.working = network.copy()
+        self.working = copy.deepcopy(network.copy())  # nothing in common with the given network
         self._network, self._rule = network, rule
+        self.eval()
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Logits of this batch under its own statistics."""
+        refuse_empty(images)
         layers = source_layers(self._network, self.source)
         with normalising(self._network, self.working, layers, lambda name, seen: self._rule(layers[name], seen)):
             return logits_of(self.working(images))
@@ -40,10 +44,16 @@ class BatchNormalised(nn.Module):
         return super().train(False)
 
 
+def refuse_empty(images: Tensor) -> None:
+    """One sentence for a batch without images."""
+    if not len(images):
+        raise FewshiftError("the batch is empty, it has no statistics: give at least one image")
+
+
 def use_each_batch(network: Network, model: nn.Module) -> None:
     """From now on the BatchNorm layers of a private copy normalise with their batch, and gradients flow through it.
 
-    Running statistics are neither used nor changed. A layer that sees one position per channel answers its bias.
+    Running statistics are not used. A layer that sees one position per channel answers its bias.
     """
     for layer in network.layers:
         module = batchnorm(model, layer.name)

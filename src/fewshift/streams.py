@@ -28,6 +28,8 @@ class Condition:
     batch_size: int = 128
 
     def __post_init__(self) -> None:
+        if self.alpha is not None:
+            object.__setattr__(self, "alpha", float(self.alpha))  # 10 and 10.0 are one condition
         if self.order not in ORDERS:
             raise FewshiftError(f"order={self.order!r} is unknown: choose one of {', '.join(ORDERS)}")
         if self.alpha is not None and not self.alpha >= 1:

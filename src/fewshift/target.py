@@ -92,9 +92,14 @@ class Support:
             )
         return torch.stack(views)
 
-    def check_labels(self, classes: int | None) -> None:
-        """One sentence when the labels cannot belong to a network with that many outputs."""
-        counts = self.counts
+    def check_labels(self, output: tuple[int, ...]) -> None:
+        """One sentence when the labels cannot belong to a network that answers an image with this shape."""
+        classes, counts = output[0] if output else None, self.counts
+        if output and self.labels.shape[1:] != output[1:]:
+            raise FewshiftError(
+                f"each image has labels of shape {tuple(self.labels.shape[1:])} and is answered with {output[1:]}: "
+                "give one label for each answer of the network"
+            )
         if not counts:
             raise FewshiftError(f"every pixel of the support is ignored (label {IGNORE}): label some")
         if len(counts) < 2 and not self.dense:
@@ -147,6 +152,9 @@ class Unlabelled:
         if augmented and self.augment:
             rows = [self.augment(row) for row in rows]
         images = torch.stack(rows) if rows else images
+        if not images.is_floating_point():
+            kind = str(images.dtype).removeprefix("torch.")
+            raise FewshiftError(f"unlabelled images are {kind}: preprocess them to floating point first")
         if not torch.isfinite(images).all():
             raise FewshiftError("an unlabelled image contains NaN or infinity: check its preprocessing")
         return images

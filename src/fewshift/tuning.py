@@ -48,7 +48,7 @@ def head_parameters(network: Network, model: nn.Module) -> list[Tensor]:
 
 def body_parameters(network: Network, model: nn.Module) -> list[Tensor]:
     """Everything but the head, frozen BatchNorm's affine buffers excepted."""
-    head = {id(tensor) for tensor in head_parameters(network, model)}
+    head = {id(tensor) for tensor in linear(model, network.need_head("telling features from classifier")).parameters()}
     return [tensor for tensor in model.parameters() if id(tensor) not in head]
 
 
@@ -77,12 +77,13 @@ def check_policy(bn: str) -> None:
 
 
 def prepare(network: nn.Module | Network, target: Target, who: str) -> tuple[Network, Support]:
-    """The view, and the support in the network's type, both checked."""
+    """The view, and the support in the type in which it is trained with, both checked."""
     support = target.need_support(who)
     network = Network.of(network, support.images)
     refuse_without_statistics(network)
-    support.check_labels(network.classes)
-    return network, support.to(like(network.model, support.images))
+    support.check_labels(network.output)
+    images = like(network.model, support.images)
+    return network, support.to(images.float() if images.dtype.itemsize < 4 else images)
 
 
 def prepare_unlabelled(
@@ -128,8 +129,11 @@ def in_float32(model: nn.Module) -> nn.Module:
 
 
 def trainable(network: Network, bn: str, support: Support | None = None) -> nn.Module:
-    """A plain copy whose BatchNorm layers stand under the policy; nothing in it asks for gradients yet."""
-    model = network.with_tensors({}).requires_grad_(False)
+    """A copy whose BatchNorm layers stand under the policy, in at least float32: small steps vanish in half precision.
+
+    Nothing in it asks for gradients yet.
+    """
+    model = in_float32(network.with_tensors({}).requires_grad_(False))
     if bn == "train_running":
         use_batches(network, model, MOMENTUM)
     elif bn == "support" and support is not None:
@@ -138,18 +142,8 @@ def trainable(network: Network, bn: str, support: Support | None = None) -> nn.M
 
 
 def finished(network: Network, model: nn.Module) -> nn.Module:
-    """The trained copy as a predictor: evaluation mode, the flags and momenta of the network it came from."""
-    for layer in network.layers:
-        module, original = batchnorm(model, layer.name), batchnorm(network.model, layer.name)
-        if isinstance(module, _BatchNorm):
-            module.momentum = original.momentum
-    for tensor, before in zip(model.parameters(), network.model.parameters(), strict=True):
-        tensor.grad = None
-        tensor.requires_grad_(before.requires_grad)
-    for name, buffer in model.named_buffers():
-        if buffer.requires_grad:  # a frozen BatchNorm's affine, trained
-            model.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = buffer.detach()
-    return model.eval()
+    """The trained copy as a predictor: the plain network, its own type and flags, with these tensors."""
+    return network.with_tensors(model.state_dict())
 
 
 def use_batches(network: Network, model: nn.Module, momentum: float) -> None:
@@ -163,7 +157,7 @@ def use_batches(network: Network, model: nn.Module, momentum: float) -> None:
 
 def write_statistics(network: Network, model: nn.Module, images: Tensor) -> None:
     """Replace the statistics of `model` by those of `images`, layer after layer, under its present weights."""
-    seen = read(replace(network, model=model), images, tied(network, 1.0)).moments
+    seen = read(replace(network, model=model), like(model, images), tied(network, 1.0)).moments
     with torch.no_grad():
         for name, it in seen.items():
             layer = batchnorm(model, name)
@@ -199,19 +193,32 @@ def tune(
     extra = None if penalty is None else penalty(model)
 
     def loss(indices: Tensor) -> Tensor:
-        images = support.views(indices)
-        value = target.loss(logits_of(model(images)), support.labels[indices])
+        images = like(model, support.views(indices))
+        try:
+            value = target.loss(logits_of(model(images)), support.labels[indices])
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise FewshiftError(
+                "a BatchNorm layer sees one value per channel and cannot be in training mode: use bn='source_frozen'"
+            ) from error
         return value if extra is None else value + extra(images)
 
     def predictor(trained: nn.Module) -> nn.Module:
         if bn == "support":
             write_statistics(network, trained, support.images)
-        return finished(network, trained)
+        result = finished(network, trained)
+        with torch.no_grad():
+            sample = logits_of(result(like(result, support.images[:batch_size])))
+        if not torch.isfinite(sample).all():
+            raise FewshiftError("training diverged, the network answers NaN or infinity: lower lr")
+        return result
 
     with private_randomness(seed) as generator:
 
         def batches() -> Iterable[Tensor]:
-            yield from minibatches(len(support), batch_size, generator, at_least=2 if bn == "train_running" else 1)
+            least = 2 if bn == "train_running" else 1
+            yield from minibatches(len(support), max(batch_size, least), generator, at_least=least)
             if after_epoch is not None:
                 after_epoch(predictor(copy.deepcopy(model)))
 

@@ -65,7 +65,8 @@ def run(cell: Cell, workshop: Workshop) -> dict[str, Any]:
     drawn = draw_support(labels, cell.shots or 1, cell.seed, domain.classes)
     method = cell.build()
     support = Support(domain.images(drawn), labels[drawn], domain.classes)
-    unlabelled = Unlabelled(_Lazy(domain, torch.cat(stream))) if method.needs is Needs.UNLABELLED else None
+    whole_target = method.needs is Needs.UNLABELLED or (method.needs is Needs.EITHER and cell.shots is None)
+    unlabelled = Unlabelled(_Lazy(domain, torch.cat(stream))) if whole_target else None
 
     began = time.perf_counter()
     fitted = method.fit(network, Target(support, unlabelled), cell.seed)

@@ -58,10 +58,10 @@ def as_unlabelled(images: Any, steps: Steps, augment: Augment | None) -> Unlabel
     if isinstance(images, (str, Path)):
         checked = _for_folder(steps, images)
         return Unlabelled(ImageFiles(tuple(image_files(images)), checked), augment)
-    if isinstance(images, Tensor):
-        return Unlabelled(images, augment)
+    if isinstance(images, (Tensor, np.ndarray)):
+        return Unlabelled(torch.as_tensor(images), augment)
     if callable(getattr(images, "__len__", None)) and callable(getattr(images, "__getitem__", None)):
-        return Unlabelled(images, augment)
+        return Unlabelled(Prepared(images, steps), augment)
     raise FewshiftError(f"cannot read images from {type(images).__name__}: give a tensor, a dataset or a folder")
 
 
@@ -77,6 +77,21 @@ class ImageFiles:
 
     def __getitem__(self, index: int) -> Tensor:
         return self.preprocess(open_image(self.files[index], self.preprocess.mode))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A user's dataset: the image of each item, preprocessed; whatever else an item holds is not looked at."""
+
+    items: Any
+    steps: Steps
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Tensor:
+        item = self.items[index]
+        return _image(item[0] if isinstance(item, (tuple, list)) else item, self.steps)
 
 
 def _for_folder(steps: Steps, folder: Any) -> Preprocess:

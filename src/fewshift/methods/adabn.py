@@ -5,17 +5,18 @@ Li et al., "Revisiting Batch Normalization for Practical Domain Adaptation", 201
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, like, refuse_unadaptable
 from fewshift.statistics import Normal, averaged_over_batches, merged, pooled_exactly, read, source_layers, tied
-from fewshift.target import Target, Unlabelled
+from fewshift.target import Target, Unlabelled, checked_seed, minibatches
 
 STATISTICS = ("auto", "exact", "cumulative", "ema")
 
@@ -65,10 +66,13 @@ class AdaBN(Method):
         return Fitted(network.with_tensors(merged(network, normals)))
 
     def _of_many(self, network: Network, unlabelled: Unlabelled, seed: int) -> dict[str, Normal]:
-        order = torch.randperm(len(unlabelled), generator=torch.Generator().manual_seed(seed))
+        # a leftover image alone has no statistics worth a batch's weight: it joins the batch before
+        order = minibatches(
+            len(unlabelled), self.batch_size, torch.Generator().manual_seed(checked_seed(seed)), at_least=2
+        )
 
-        def batches():  # type: ignore[no-untyped-def]  # an iterator of tensors, fresh at every call
-            return (like(network.model, unlabelled.batch(indices)) for indices in order.split(self.batch_size))
+        def batches() -> Iterator[Tensor]:
+            return (like(network.model, unlabelled.batch(indices)) for indices in order)
 
         if self.statistics == "exact":
             return pooled_exactly(network, batches)

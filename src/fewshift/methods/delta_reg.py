@@ -17,7 +17,7 @@ from fewshift import progress
 from fewshift.errors import FewshiftError
 from fewshift.losses import Loss
 from fewshift.method import Fitted
-from fewshift.network import Network, linear, logits_of
+from fewshift.network import Network, like, linear, logits_of
 from fewshift.target import Support, Target
 from fewshift.tuning import FineTuning, Penalty, all_parameters, prepare, sgd, trainable, tune_head
 
@@ -36,8 +36,8 @@ class DeltaReg(FineTuning):
     the minibatch. The attention a of a layer is the softmax of how much the loss on the support rises when a filter
     is set to zero, so it costs one forward pass per filter of the watched layers.
 
-    - layers: the convolutions to watch, separated by commas; "auto" takes the last one before each of the last four
-      changes of resolution, before its BatchNorm.
+    - layers: the convolutions to watch, separated by commas; "auto" takes, at each of the last four resolutions, the
+      last of the widest convolutions: in a ResNet the one that ends the stage, before its BatchNorm.
     """
 
     name: ClassVar[str] = "delta-reg"
@@ -70,7 +70,7 @@ class DeltaReg(FineTuning):
         self, network: Network, model: nn.Module, own: dict[str, Tensor], weights: dict[str, Tensor]
     ) -> Penalty:
         """alpha Omega + (beta / 2) |w_head|^2, with the maps that the model's own forward pass left in `own`."""
-        source = network.with_tensors({}).requires_grad_(False)
+        source = trainable(network, "source_frozen")
         head = linear(model, network.need_head(self.name))
 
         def value(images: Tensor) -> Tensor:
@@ -100,8 +100,9 @@ class DeltaReg(FineTuning):
                 seed=seed,
             )
             tuned = replace(network, model=model)
-        model = model.requires_grad_(False)
-        part = slice(0, ATTENTION_BATCH * ATTENTION_BATCHES)
+        model = trainable(tuned, "source_frozen")
+        order = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))  # of all classes
+        part = order[: ATTENTION_BATCH * ATTENTION_BATCHES]
         rises = filter_importance(model, watched, support.images[part], support.labels[part], target.loss)
         return {name: attention(rise) for name, rise in rises.items()}
 
@@ -111,18 +112,24 @@ class DeltaReg(FineTuning):
             for name, module in network.model.named_modules()
             if isinstance(module, nn.Conv2d) and name != network.head
         }
+        with torch.no_grad(), maps(network.model, list(convolutions)) as seen:
+            network.model(like(network.model, support.images[:1]))
         if self.layers != "auto":
             names = [name.strip() for name in self.layers.split(",")]
-            unknown = [name for name in names if name not in convolutions]
+            unknown = [name for name in names if name not in seen]
             if unknown:
-                raise FewshiftError(f"layer '{unknown[0]}' is not a 2d convolution of this network: name one that is")
+                raise FewshiftError(
+                    f"layer '{unknown[0]}' is not a 2d convolution that this network executes: name one that is"
+                )
             return names
-        with torch.no_grad(), maps(network.model, list(convolutions)) as seen:
-            network.model(support.images[:1])
-        last = {tuple(value.shape[2:]): name for name, value in seen.items() if value[0, 0].numel() > 1}
-        if not last:
+        chosen: dict[tuple[int, ...], str] = {}
+        for name, value in seen.items():
+            size = tuple(value.shape[2:])
+            if value[0, 0].numel() > 1 and (size not in chosen or value.shape[1] >= seen[chosen[size]].shape[1]):
+                chosen[size] = name
+        if not chosen:
             raise FewshiftError("delta-reg watches the maps of 2d convolutions and there are none: use l2-sp")
-        return sorted(last.values(), key=list(seen).index)[-STAGES:]
+        return sorted(chosen.values(), key=list(seen).index)[-STAGES:]
 
 
 def omega(own: dict[str, Tensor], theirs: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:

@@ -54,6 +54,12 @@ class Flute(Method):
         network, support = prepare(network, target, self.name)
         refuse_unadaptable(network)
         head = network.need_head(self.name)
+        if support.dense:
+            raise FewshiftError("flute classifies images by centroids, not pixels: use finetune-bn")
+        if len(support.counts) != network.classes:
+            raise FewshiftError("flute needs an image of every class, for its centroids: add some or use finetune-bn")
+        if not any(layer.affine for layer in network.layers):
+            raise FewshiftError("flute trains BatchNorm weight and bias, and no layer has them: use adabn")
         model = trainable(network, "source_frozen")
         if self.stats == "support":
             use_batches(network, model, momentum=0.0)

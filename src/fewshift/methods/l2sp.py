@@ -57,7 +57,7 @@ class L2SP(FineTuning):
 
     def penalty(self, network: Network, model: nn.Module) -> Penalty:
         """The distance of `model` from what it is now."""
-        head = f"{network.need_head(self.name)}."
+        head = "\0" if network.head is None else f"{network.head}."  # without a head everything is body
         named = dict(model.named_parameters())
         body = [name for name in named if not name.startswith(head)]
         near = [name for name in body if self.scope == "all" or named[name].ndim > 1]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
+from fewshift.heads import gives_output
 from fewshift.method import Fitted
 from fewshift.network import Network, head_inputs, linear, logits_of
 from fewshift.target import Target
@@ -50,11 +51,20 @@ class LateFusion(FineTuning):
         if self.scores not in ("probabilities", "logits") or self.target_head not in ("finetuned", "fresh"):
             raise FewshiftError("scores is 'probabilities' or 'logits', target_head 'finetuned' or 'fresh': choose one")
 
+    @property
+    def plain(self) -> bool:
+        """One linear layer where scores are logits."""
+        return self.scores == "logits"
+
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the second head, then fuse."""
         network, support = prepare(network, target, self.name)
         predictor, losses = self.train_head(network, support, target, seed, fresh=self.target_head == "fresh")
         head = network.need_head(self.name)
+        if not gives_output(network.model, head, support.images):
+            raise FewshiftError(
+                f"{self.name} blends the scores of two heads and something comes after '{head}': use lp-ft"
+            )
         mine, theirs = linear(network.model, head), linear(predictor, head)
         notes = {"support_loss": losses, "bn": self.bn}
         if self.scores == "probabilities":

@@ -130,7 +130,7 @@ class LCCS(Method):
         support = target.need_support(self.name)
         network = Network.of(network, support.images)
         refuse_unadaptable(network)
-        support.check_labels(network.classes)
+        support.check_labels(network.output)
         network, workshop, support = self._prepare(network, support)
         loss = mean_entropy if self.objective == "entropy" else target.loss
 

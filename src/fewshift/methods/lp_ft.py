@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fewshift import progress
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, logits_of
+from fewshift.network import Network, like, logits_of
 from fewshift.target import Support, Target, others
 from fewshift.tuning import adam, all_parameters, check_policy, prepare, trainable, tune, tune_head
 
@@ -148,7 +148,7 @@ def _look(curve: list[float], held: Support, target: Target, predictor: nn.Modul
 @torch.no_grad()
 def held_out_loss(model: nn.Module, held: Support, target: Target) -> float:
     """The loss on images that were not trained on, in evaluation mode."""
-    return float(target.loss(logits_of(model.eval()(held.images)), held.labels))
+    return float(target.loss(logits_of(model.eval()(like(model, held.images))), held.labels))
 
 
 def splits(support: Support, folds: list[Tensor]) -> list[tuple[Support, Support]]:

@@ -24,7 +24,7 @@ from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, head_inputs, like, linear, logits_of
 from fewshift.target import Target, Unlabelled, minibatches, private_randomness
-from fewshift.tuning import body_parameters, head_parameters, in_float32, prepare_unlabelled, trainable
+from fewshift.tuning import body_parameters, head_parameters, prepare_unlabelled, trainable
 
 HEADS = ("fresh", "source")
 SIZES = (8, 16, 32, 64, 128, 256)  # of generated images: 4x4, doubled
@@ -141,7 +141,7 @@ class Workshop:
     """Generator, image discriminator and frozen source classifier."""
 
     def __init__(self, settings: SDDA, network: Network, head: str, unlabelled: Unlabelled) -> None:
-        self._source, self._head = in_float32(trainable(network, "source_frozen")), head
+        self._source, self._head = trainable(network, "source_frozen"), head
         self._range = Range.of(self._source, unlabelled, settings.batch_size)
         self._size, self._noise = settings.size, settings.noise
         self._classes = linear(self._source, head).weight.shape[0]
@@ -268,7 +268,7 @@ class Learner:
     """The target's network, started from the source's, and its domain discriminator."""
 
     def __init__(self, settings: SDDA, network: Network, head: str) -> None:
-        self.model, self._head = in_float32(trainable(network, "train_running")), head
+        self.model, self._head = trainable(network, "train_running"), head
         layer = linear(self.model, head)
         if settings.head == "fresh":
             xavier(layer)

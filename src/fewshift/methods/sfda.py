@@ -28,7 +28,6 @@ from fewshift.tuning import (
     MOMENTUM,
     body_parameters,
     head_parameters,
-    in_float32,
     prepare_unlabelled,
     trainable,
     use_batches,
@@ -74,7 +73,7 @@ class SFDA(Method):
         """Choose prototypes, train `memory_every` steps, choose again."""
         unlabelled = target.need_unlabelled(self.name)
         network, head = prepare_unlabelled(network, unlabelled, self.name)
-        model = in_float32(trainable(network, "source_frozen"))
+        model = trainable(network, "source_frozen")
         own = linear(model, head)
         from_source = copy.deepcopy(own)
         in_order = torch.arange(len(unlabelled)).split(self.batch_size)

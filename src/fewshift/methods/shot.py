@@ -23,7 +23,7 @@ from fewshift.fit import fit
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, head_inputs, like, logits_of
 from fewshift.target import Target, Unlabelled, minibatches, private_randomness
-from fewshift.tuning import MOMENTUM, body_parameters, in_float32, prepare_unlabelled, trainable, use_batches
+from fewshift.tuning import MOMENTUM, body_parameters, prepare_unlabelled, trainable, use_batches
 
 EPS = 1e-5  # inside logarithms, as in the original
 ROUNDS = 2  # of clustering: soft centroids first, then those of the labels they gave
@@ -39,7 +39,7 @@ class SHOT(Method):
     - pseudo_weight: of the cross-entropy with the clustering labels, from `warmup_epochs` on (1 for VisDA).
     - threshold: classes that at most so many images are predicted to be get no label.
 
-    The head stays as it is, the gain of a weight-normalised one included. Minibatches of one image are left out.
+    The head stays as it is. Minibatches of one image are left out.
     """
 
     name: ClassVar[str] = "shot"
@@ -65,7 +65,7 @@ class SHOT(Method):
         """Label the whole target, train an epoch, label again; the last network is the result."""
         unlabelled = target.need_unlabelled(self.name)
         network, head = prepare_unlabelled(network, unlabelled, self.name)
-        model = in_float32(trainable(network, "train_running"))
+        model = trainable(network, "train_running")
         tensors = [tensor.requires_grad_(True) for tensor in body_parameters(network, model)]
         if not tensors:
             raise FewshiftError("the network has no parameters but its head's, which shot holds: choose another method")

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from fewshift.errors import FewshiftError
 from fewshift.losses import mean_entropy
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, batchnorm, logits_of, refuse_unadaptable
-from fewshift.streaming import use_each_batch
+from fewshift.network import Network, batchnorm, like, logits_of, refuse_unadaptable
+from fewshift.streaming import refuse_empty, use_each_batch
 from fewshift.target import Target
+from fewshift.tuning import in_float32
 
 RECENT = 256  # predictions that are looked at to say whether the network has collapsed
 COLLAPSED = 0.95  # share of them that fall into one class
@@ -68,7 +69,7 @@ class EntropyMinimising(nn.Module):
 
     def __init__(self, network: Network, settings: Tent) -> None:
         super().__init__()
-        self.model = network.with_tensors({}).requires_grad_(False)
+        self.model = in_float32(network.with_tensors({}).requires_grad_(False))
         use_each_batch(network, self.model)
         self._names = [layer.name for layer in network.layers if layer.affine and _is_2d(network, layer.name)]
         if not self._names:
@@ -79,18 +80,22 @@ class EntropyMinimising(nn.Module):
         self._start_again()
         self._source = self._snapshot()
         self._recent: deque[int] = deque(maxlen=RECENT)
+        self.eval()
         self.record: dict[str, Any] = {"batches": 0, "entropy": [], "diverged_at": [], "collapsed": False}
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of this batch, then a step towards less entropy."""
+        refuse_empty(images)
         if not torch.isfinite(images).all():
             raise FewshiftError("an image of this batch contains NaN or infinity: check its preprocessing")
-        if self._settings.episodic:
-            self._restore(self._source)
-        for _ in range(self._settings.steps):
-            logits = self._step(images)
-        self._note(logits)
-        return logits
+        with torch.inference_mode(False):  # gradients are needed, whoever asks
+            batch = like(self.model, images.clone())
+            if self._settings.episodic:
+                self._restore(self._source)
+            for _ in range(self._settings.steps):
+                logits = self._step(batch)
+            self._note(logits)
+        return logits.to(images.dtype)
 
     def train(self, mode: bool = True) -> EntropyMinimising:
         """Stays in evaluation mode: BatchNorm follows its batches by itself, and dropout must not."""
@@ -138,7 +143,8 @@ class EntropyMinimising(nn.Module):
         self._start_again()
 
     def _note(self, logits: Tensor) -> None:
-        self._recent.extend(logits.argmax(1).flatten()[:RECENT].tolist())
+        predicted = logits.argmax(1).flatten()  # of pixels, some from everywhere
+        self._recent.extend(predicted[:: -(-len(predicted) // RECENT)].tolist())
         self.record["batches"] += 1
         self.record["entropy"].append(float(mean_entropy(logits, logits)))
         most = Counter(self._recent).most_common(1)[0][1]
