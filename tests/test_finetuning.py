@@ -412,7 +412,7 @@ def test_a_head_with_something_after_it_is_trained_through_the_network():
     notes = FinetuneHead(epochs=1).fit(network, Target(support)).notes
     expected = F.cross_entropy(Scaled()(support.images), support.labels)
     assert notes["support_loss"][0] == pytest.approx(expected.item(), abs=1e-5)
-    with pytest.raises(FewshiftError, match="something comes after 'net.fc'"):
+    with pytest.raises(FewshiftError, match=r"something comes after 'net\.fc'"):
         LateFusion().adapt(network, Target(support))
 
 
@@ -431,7 +431,7 @@ def test_steps_do_not_vanish_in_half_precision():
 
 
 def test_a_divergence_is_an_error_and_never_a_network_of_nans():
-    for method in (L2(epochs=1, lr=1e30), FinetuneFeatures(epochs=1, lr=1e30), FinetuneBN(epochs=1, lr=1e38)):
+    for method in (L2(epochs=1, lr=1e30), FinetuneFeatures(epochs=1, lr=1e30), FinetuneBN(epochs=1, lr=1e30)):
         with pytest.raises(FewshiftError, match="lower lr"):
             adapted(method)
 
