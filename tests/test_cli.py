@@ -362,3 +362,31 @@ def test_the_page_of_methods_is_what_the_classes_say():
 
     page = Path(__file__).parents[1] / "docs" / "methods.md"
     assert page.read_text() == catalogue.markdown() + "\n", "run `make docs`"
+
+
+def test_bench_and_report_run_the_smoke_grid_with_no_data_and_only_once(run, place):
+    grid, folder = Path("grids/smoke.toml"), place / "run"
+    first = run("bench", grid, "--out", folder, "--json")
+    assert first.code == 0, first.stderr
+    assert json.loads(first.stdout) == {"folder": str(folder), "cells": 15, "run": 15, "failed": 0}
+    assert json.loads(run("bench", grid, "--out", folder, "--json").stdout)["run"] == 0
+    table = run("report", grid, "--run", folder)
+    assert "| + LCCS | 5 |" in table.stdout
+    assert {"table.md", "table.csv", "table.tex"} <= {it.name for it in folder.iterdir()}
+    assert run("report", grid, "--run", place).code == 1
+
+
+def test_a_grid_without_its_data_fails_cell_by_cell_in_one_sentence(run, place):
+    grid = place / "g.toml"
+    head = 'title = "x"\ndataset = "pacs"\nsource = "pacs-{target}"\ntargets = ["photo"]\nseeds = [0]\n'
+    grid.write_text(head + '[[rows]]\nmethod = "source"\n')
+    done = run("bench", grid, "--out", place / "run")
+    assert done.code == 1
+    assert done.stderr.strip() == (
+        "failed: where 'pacs-photo' lies is not known: pass --weights FOLDER with pacs-photo.safetensors"
+    )
+
+
+def test_list_datasets_tells_where_to_get_them(run):
+    names = [row["name"] for row in json.loads(run("list", "datasets", "--json").stdout)]
+    assert {"pacs", "visda", "office31", "officehome", "camelyon17", "iwildcam", "domainnet", "digits"} <= set(names)

@@ -47,7 +47,7 @@ class Grid:
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise FewshiftError(f"there is no grid at {path}: see `fewshift list grids`") from None
+            raise FewshiftError(f"there is no grid at {path}: give a file such as grids/smoke.toml") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise FewshiftError(f"{path} is no TOML file ({error}): correct it") from error
         _known(path, "the grid", data, cls)
