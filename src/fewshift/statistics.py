@@ -282,7 +282,7 @@ def read(network: Network, images: Tensor, blend: Blend) -> Reading:
 
 
 @torch.no_grad()
-def read_by_ema(network: Network, batches: Sequence[Tensor], blend: Blend, old: float = 0.9) -> dict[str, Normal]:
+def read_by_ema(network: Network, batches: Iterable[Tensor], blend: Blend, old: float = 0.9) -> dict[str, Normal]:
     """The paper's estimate: support statistics move by EMA, on mean and biased variance, batch after batch.
 
     In each pass a layer first updates its estimate from its current input, then normalises with the blend.

@@ -58,11 +58,9 @@ def all_parameters(network: Network, model: nn.Module) -> list[Tensor]:
     return list(model.parameters())
 
 
-def sgd(lr: float, weight_decay: float, momentum: float = 0.9, *, nesterov: bool = False) -> Optimizer:
+def sgd(lr: float, weight_decay: float, momentum: float = 0.9) -> Optimizer:
     """SGD with momentum; decay enters the gradient, as the penalty (weight_decay / 2) |w|^2 does."""
-    return lambda tensors: torch.optim.SGD(
-        tensors, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
-    )
+    return lambda tensors: torch.optim.SGD(tensors, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
 
 def adam(lr: float) -> Optimizer:

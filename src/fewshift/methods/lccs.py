@@ -200,13 +200,13 @@ class LCCS(Method):
             reading = read(network, support.images, blend)
             return Start(blend, float(loss(reading.logits, support.labels)), reading.moments)
         with private_randomness(seed) as generator:  # the same views for every candidate
-            batches = [
+            views = (
                 support.views(indices)
                 for _ in range(self.init_epochs)
                 for indices in minibatches(len(support), self.batch_size, generator, drop_last=self._quirks.drop_last)
-            ]
+            )
+            estimates = read_by_ema(network, views, blend)
         source = source_layers(network)
-        estimates = read_by_ema(network, batches, blend)
         held = {name: source[name].blend(estimate, blend[name]) for name, estimate in estimates.items()}
         with torch.no_grad():
             logits = logits_of(normalised(network, held)(support.images))
