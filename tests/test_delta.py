@@ -147,8 +147,8 @@ def test_a_missing_file_and_an_unwritable_path_are_one_sentence(result, tmp_path
 
 
 KILLED = """
-import sys, time, fewshift.files as files
-from pathlib import Path
+import signal, sys, time, fewshift.files as files
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits deaf ears
 with files.whole(sys.argv[1]) as draft:
     draft.write_bytes(b"half")
     print("writing", flush=True)
