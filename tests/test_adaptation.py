@@ -283,3 +283,15 @@ def test_preprocessing_travels_with_the_delta():
     steps = Preprocess(None, 8, (0.5,) * 3, (0.5,) * 3)
     result = fewshift.adapt(make_tiny(), SUPPORT, preprocess=steps)
     assert Preprocess.from_json(dict(result.delta.preprocess)) == steps
+
+
+def test_unlabelled_pictures_are_preprocessed_like_labelled_ones():
+    from PIL import Image
+
+    pictures = [Image.new("RGB", (10, 9), (shade, 40, 90)) for shade in range(0, 240, 30)]
+    steps = Preprocess(None, 8, (0.5,) * 3, (0.25,) * 3)
+    found = fewshift.adapt(make_tiny(), None, method="adabn", unlabelled=pictures, preprocess=steps)
+    tensors = torch.stack([steps(picture) for picture in pictures])
+    expected = fewshift.adapt(make_tiny(), None, method="adabn", unlabelled=tensors)
+    assert same_state(state(found.model), state(expected.model))
+    assert fewshift.adapt(make_tiny(), None, method="adabn", unlabelled=tensors.numpy()).accepted

@@ -390,3 +390,20 @@ def test_a_grid_without_its_data_fails_cell_by_cell_in_one_sentence(run, place):
 def test_list_datasets_tells_where_to_get_them(run):
     names = [row["name"] for row in json.loads(run("list", "datasets", "--json").stdout)]
     assert {"pacs", "visda", "office31", "officehome", "camelyon17", "iwildcam", "domainnet", "digits"} <= set(names)
+
+
+def test_a_network_with_two_heads_has_no_delta_and_that_is_said_before_the_work(run, place):
+    words = ["adapt", *network_options(place), "--support", place / "photos", "--method", "late-fusion"]
+    done = run(*words, "--out", place / "d.safetensors")
+    assert done.code == 1
+    assert "--set scores=logits" in done.stderr
+    assert run(*words, "--out", place / "d.safetensors", "--set", "scores=logits").code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["--crop", "10000000"], ["--crop", "-3"], ["--set", "lr=abc"], ["--set", "epochs=1.5"]]
+)
+def test_impossible_numbers_are_one_sentence(run, place, words):
+    done = run("adapt", *network_options(place), "--support", place / "photos", *words)
+    assert done.code in (1, 2)
+    assert "Traceback" not in done.stderr

@@ -479,3 +479,18 @@ def test_a_minibatch_of_one_is_never_normalised_with_itself():
 
     flat = unsettle(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
     assert torch.isfinite(answers(L2(batch_size=1, epochs=1), model=flat)).all()
+
+
+def test_attention_looks_at_images_of_every_class(monkeypatch):
+    from fewshift.methods import delta_reg
+
+    seen = []
+    original = delta_reg.filter_importance
+    monkeypatch.setattr(
+        delta_reg, "filter_importance", lambda *args: seen.extend(args[3].unique().tolist()) or original(*args)
+    )
+    support = make_support(shots=60)
+    order = support.labels.argsort()  # sorted by class, as folders are
+    sorted_support = type(support)(support.images[order], support.labels[order])
+    adapted(DeltaReg(epochs=0), support=sorted_support)
+    assert seen == [0, 1, 2]

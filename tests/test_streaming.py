@@ -376,3 +376,24 @@ def test_a_network_that_counts_its_calls_does_not_count_ours():
     for method in (Tent(), AdaBN(), TestTimeBN()):
         method.adapt(model, Target(make_support()))(batches()[0])
     assert float(model.calls) == 0
+
+
+def test_a_picture_with_a_large_sky_is_no_collapse():
+    class Rows(nn.Module):
+        """Answers each third of the rows with another class."""
+
+        def __init__(self):
+            super().__init__()
+            self.bn = nn.BatchNorm2d(3)
+
+        def forward(self, images):
+            answer = 0 * self.bn(images)
+            for label in range(3):
+                answer[:, label, 8 * label : 8 * label + 8] += 5.0
+            return answer
+
+    ours = tent(Rows())
+    for _ in range(4):
+        ours(torch.randn(4, 3, 24, 24, generator=torch.Generator().manual_seed(0)))
+    assert not ours.record["collapsed"]
+    assert ours.record["top_share"] < 0.5

@@ -46,7 +46,7 @@ class Preprocess:
         if not all(map(math.isfinite, self.mean)) or not all(0 < value < math.inf for value in self.std):
             raise FewshiftError(f"mean {self.mean}, std {self.std}: give finite means and positive deviations")
         for name, size in (("resize", self.resize), ("crop", self.crop)):
-            if size is not None and not 1 <= size**2 <= MAX_PIXELS:
+            if size is not None and not 1 <= size <= math.isqrt(MAX_PIXELS):
                 raise FewshiftError(f"{name} is {size}: give a size from 1 to {math.isqrt(MAX_PIXELS)} pixels")
         if self.interpolation not in FILTERS:
             raise FewshiftError(f"unknown interpolation {self.interpolation!r}: use one of {', '.join(FILTERS)}")
