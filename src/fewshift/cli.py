@@ -347,24 +347,25 @@ def merge(
 
 @app.command()
 def bench(
-    grid: Annotated[Path, typer.Argument(help="A grid file, such as grids/smoke.toml.")],
-    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
+    grids: Annotated[list[Path], typer.Argument(help="Grid files, such as grids/smoke.toml.")],
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME of the first grid by default.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; FEWSHIFT_DATA otherwise.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A folder of source networks, SOURCE.safetensors each.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Run the cells of a grid that have no result yet; call it again to go on where it stopped."""
+    """Run the cells of grids that have no result yet; call it again to go on where it stopped."""
     _one_thread()
     from fewshift.bench.grid import Grid
     from fewshift.bench.record import Records
     from fewshift.bench.sweep import missing, sweep
     from fewshift.bench.workshop import open_workshop
 
-    plan = Grid.load(grid)
-    folder = out or Path("runs") / grid.stem
-    cells = plan.cells()
+    cells = list({cell.key: cell for grid in grids for cell in Grid.load(grid).cells()}.values())
+    folder = out or Path("runs") / grids[0].stem
     records = Records(folder)
+    for grid in grids:
+        records.keep_grid(grid)
     left = len(missing(cells, records))
     failed: list[str] = []
     with _progress() as tell:

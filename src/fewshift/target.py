@@ -195,10 +195,17 @@ class Target:
         raise FewshiftError(f"{who} needs {what}: pass a few target images, as support or unlabelled")
 
 
-def draw_support(labels: Sequence[int] | Tensor, k: int, seed: int, classes: Sequence[str] | None = None) -> Tensor:
+def draw_support(
+    labels: Sequence[int] | Tensor,
+    k: int,
+    seed: int,
+    classes: Sequence[str] | None = None,
+    *,
+    skip_rare: bool = False,
+) -> Tensor:
     """Indices of k images per class, uniformly without replacement.
 
-    Each class has its own seeded order of which the first k are taken: the draw for k is part of the draw for
+    A class with fewer images is refused, or left out with `skip_rare`. Each class has its own seeded order of which the first k are taken: the draw for k is part of the draw for
     k + 1, and does not depend on which other classes there are.
     """
     labels, seed = torch.as_tensor(labels), checked_seed(seed)
@@ -206,6 +213,8 @@ def draw_support(labels: Sequence[int] | Tensor, k: int, seed: int, classes: Seq
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
         if len(members) < k:
+            if skip_rare:
+                continue
             name = f"'{classes[label]}'" if classes else str(label)
             raise FewshiftError(
                 f"class {name} has {len(members)} images, {k} shots asked: "
@@ -213,7 +222,7 @@ def draw_support(labels: Sequence[int] | Tensor, k: int, seed: int, classes: Seq
             )
         generator = torch.Generator().manual_seed(seed * 1_000_003 + label)
         chosen.append(members[torch.randperm(len(members), generator=generator)[:k]])
-    return torch.cat(chosen)
+    return torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.long)
 
 
 def others(indices: Tensor, total: int) -> Tensor:

@@ -35,8 +35,12 @@ class Cell:
     @property
     def key(self) -> str:
         """Sixteen hexadecimal digits; the same for the same experiment, wherever and whenever it is named."""
-        text = json.dumps(self.to_json(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _hash(self.to_json())
+
+    @property
+    def fit_key(self) -> str:
+        """The same for cells that differ in nothing but the stream of test images."""
+        return _hash({key: value for key, value in self.to_json().items() if key != "condition"})
 
     def build(self) -> Method:
         """The method with its settings."""
@@ -50,3 +54,9 @@ class Cell:
     def from_json(cls, data: Mapping[str, Any]) -> Cell:
         """The same cell again."""
         return cls(**{**data, "condition": Condition(**data["condition"])})
+
+
+def _hash(data: Mapping[str, Any]) -> str:
+    """Options that are not set leave no trace, so that an option added later changes no key."""
+    text = json.dumps({key: value for key, value in data.items() if value is not None}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fewshift.files import whole
+
 Record = dict[str, Any]
 
 
@@ -39,6 +41,16 @@ class Records:
             os.lseek(file, 0, os.SEEK_END)
             os.write(file, line)
             os.fsync(file)
+
+    def keep_grid(self, grid: Path) -> None:
+        """A copy of a grid file beside its records, so that the folder alone can be reported on."""
+        (self.folder / "grids").mkdir(exist_ok=True)
+        with whole(self.folder / "grids" / grid.name) as draft:
+            draft.write_bytes(grid.read_bytes())
+
+    def grids(self) -> list[Path]:
+        """The grid files that were run into this folder."""
+        return sorted((self.folder / "grids").glob("*.toml"))
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:

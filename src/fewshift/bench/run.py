@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from fewshift import metrics
 from fewshift.bench.cell import Cell
-from fewshift.method import Needs
+from fewshift.errors import FewshiftError
+from fewshift.method import Fitted, Method, Needs
 from fewshift.network import like, logits_of
 from fewshift.target import Support, Target, Unlabelled, draw_support, others
 from fewshift.version import __version__
 
 TEST_SEED = 0  # of the cap on test images: the same images for every seed of the support
+AT_ONCE = 16  # images a plain network predicts together: what fits into a processor's cache is fastest
 
 
 class Images(Protocol):
@@ -26,18 +28,34 @@ class Images(Protocol):
 
     labels: Tensor
     classes: tuple[str, ...]
+    skip_rare: bool  # classes with fewer images than shots take no part in the support, instead of being refused
 
     def images(self, indices: Tensor) -> Tensor:
         """The images at `indices`, as one tensor."""
 
+    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The images of one batch of indices after the other."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a fitted method says about images, and what it noted and cost."""
+
+    probabilities: Tensor  # a row for each image of the stream, or of the test set
+    support_probabilities: Tensor | None  # of the images that were left out for the support's sake
+    notes: dict[str, Any]
+    layers: dict[str, dict[str, Any]]
+    seconds: dict[str, float]
+
 
 @dataclass
 class Workshop:
-    """What cells share: every source network and every domain is loaded once."""
+    """What cells share: every network and domain is loaded once, and cells that differ in the stream share a fit."""
 
     load_network: Callable[[Cell], nn.Module]
     load_domain: Callable[[Cell], Images]
     _kept: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    _answers: tuple[str, Answers] | None = None  # the newest alone: a sweep brings such cells one after the other
 
     def network(self, cell: Cell) -> nn.Module:
         """The source network of a cell."""
@@ -50,6 +68,12 @@ class Workshop:
         found: Images = self._once(("domain", cell.dataset, cell.target, cell.source), self.load_domain, cell)
         return found
 
+    def answers(self, cell: Cell, make: Callable[[], Answers]) -> Answers:
+        """Those of the cell before, if it differs from this one in nothing but the stream."""
+        if self._answers is None or self._answers[0] != cell.fit_key:
+            self._answers = cell.fit_key, make()
+        return self._answers[1]
+
     def _once(self, key: tuple[str, ...], load: Callable[[Cell], Any], cell: Cell) -> Any:
         if key not in self._kept:
             self._kept[key] = load(cell)
@@ -58,47 +82,106 @@ class Workshop:
 
 def run(cell: Cell, workshop: Workshop) -> dict[str, Any]:
     """The result of one experiment as plain numbers: scores, counts, what was drawn, what it cost."""
-    network, domain = workshop.network(cell), workshop.domain(cell)
-    labels = domain.labels
-    test = held_out(labels, cell)
-    stream = [test[batch] for batch in cell.condition.batches(labels[test], cell.seed, len(domain.classes))]
-    drawn = draw_support(labels, cell.shots or 1, cell.seed, domain.classes)
-    method = cell.build()
-    support = Support(domain.images(drawn), labels[drawn], domain.classes)
-    whole_target = method.needs is Needs.UNLABELLED or (method.needs is Needs.EITHER and cell.shots is None)
-    unlabelled = Unlabelled(_Lazy(domain, torch.cat(stream))) if whole_target else None
+    network, domain, method = workshop.network(cell), workshop.domain(cell), cell.build()
+    labels, classes = domain.labels, len(domain.classes)
+    left_out, test = split(domain, cell)
+    order = cell.condition.indices(labels[test], cell.seed, classes)
+    drawn = _drawn(domain, method, cell)
 
-    began = time.perf_counter()
-    fitted = method.fit(network, Target(support, unlabelled), cell.seed)
-    adapted = time.perf_counter()
-    probabilities = torch.cat([_probabilities(fitted.predictor, domain.images(batch)) for batch in stream])
-    ended = time.perf_counter()
+    if sees_stream(method, drawn):
+        stream = [test[batch] for batch in order.split(cell.condition.batch_size)]
+        answers = _answers(method, network, domain, cell.seed, drawn, stream, left_out)
+        probabilities = answers.probabilities
+    else:
+        answers = workshop.answers(
+            cell,
+            lambda: _answers(method, network, domain, cell.seed, drawn, test.split(AT_ONCE), left_out),
+        )
+        probabilities = answers.probabilities[order]
 
-    truth = labels[torch.cat(stream)]
-    counts = metrics.tally(truth, probabilities.argmax(1), len(domain.classes))
+    truth = labels[test[order]]
+    counts = metrics.tally(truth, probabilities.argmax(1), classes)
     return {
-        "accuracy": metrics.accuracy(counts),
-        "macro_recall": metrics.macro_recall(counts),
-        "macro_f1": metrics.macro_f1(counts),
+        **_scores(counts),
+        **_f1_beside(counts, answers.support_probabilities, labels, left_out),
         "calibration_error": metrics.calibration_error(probabilities, truth),
         "tally": counts.tolist(),
+        "classes": list(domain.classes),
         "support": drawn.tolist(),
-        "realised_counts": truth.bincount(minlength=len(domain.classes)).tolist(),
-        "notes": _small(fitted.notes) | _small(getattr(fitted.predictor, "record", {})),
-        "seconds": {"adapt": adapted - began, "predict": ended - adapted},
+        "realised_counts": truth.bincount(minlength=classes).tolist(),
+        "notes": answers.notes,
+        "layers": answers.layers,
+        "seconds": answers.seconds,
         "versions": {"fewshift": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
 
 
-def held_out(labels: Tensor, cell: Cell) -> Tensor:
-    """The images that every row is judged on: all but the largest support of this seed, capped if asked."""
-    test = others(draw_support(labels, cell.largest_support, cell.seed), len(labels))
+def split(domain: Images, cell: Cell) -> tuple[Tensor, Tensor]:
+    """The largest support of this seed, and the images that every row is judged on: all others, capped if asked."""
+    labels = domain.labels
+    largest = draw_support(labels, cell.largest_support, cell.seed, domain.classes, skip_rare=domain.skip_rare)
+    test = others(largest, len(labels))
     if cell.max_test is None or cell.max_test >= len(test):
-        return test
+        return largest, test
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(TEST_SEED))
     allowed = torch.zeros(len(labels), dtype=torch.bool)
     allowed[test] = True
-    return order[allowed[order]][: cell.max_test].sort().values
+    return largest, order[allowed[order]][: cell.max_test].sort().values
+
+
+def sees_stream(method: Method, drawn: Tensor) -> bool:
+    """Whether the predictor depends on which test images come, and in which order."""
+    if method.needs is Needs.EITHER:
+        return not len(drawn)
+    return method.needs in (Needs.STREAM, Needs.UNLABELLED)
+
+
+def _drawn(domain: Images, method: Method, cell: Cell) -> Tensor:
+    if cell.shots is None:
+        if method.needs is Needs.SUPPORT:
+            raise FewshiftError(f"{method.name} needs labelled images: give the row shots")
+        return torch.empty(0, dtype=torch.long)
+    if cell.shots > cell.largest_support:
+        raise FewshiftError(f"{cell.shots} shots are more than are left out: set largest_support to {cell.shots}")
+    return draw_support(domain.labels, cell.shots, cell.seed, domain.classes, skip_rare=domain.skip_rare)
+
+
+def _answers(
+    method: Method,
+    network: nn.Module,
+    domain: Images,
+    seed: int,
+    drawn: Tensor,
+    stream: Sequence[Tensor],
+    left_out: Tensor,
+) -> Answers:
+    """Fit, predict the stream, and after it the images that were left out, for the scores that count them in."""
+    support = Support(domain.images(drawn), domain.labels[drawn], domain.classes) if len(drawn) else None
+    unlabelled = Unlabelled(_Lazy(domain, torch.cat(list(stream)))) if sees_stream(method, drawn) else None
+    began = time.perf_counter()
+    fitted = method.fit(network, Target(support, unlabelled), seed)
+    adapted = time.perf_counter()
+    predictor = fitted.predictor.to(memory_format=torch.channels_last)
+    probabilities = _probabilities(predictor, domain.batches(stream))
+    ended = time.perf_counter()
+    notes = _small(fitted.notes) | _small(getattr(predictor, "record", {}))
+    whole = sum(map(len, stream)) + len(left_out) == len(domain.labels)
+    return Answers(
+        probabilities,
+        _probabilities(predictor, domain.batches(left_out.split(len(stream[0])))) if whole else None,
+        notes,
+        _layers(fitted),
+        {"adapt": adapted - began, "predict": ended - adapted},
+    )
+
+
+@torch.no_grad()
+def _probabilities(predictor: nn.Module, batches: Iterable[Tensor]) -> Tensor:
+    return torch.cat([logits_of(predictor(like(predictor, _channels_last(it)))).double().softmax(1) for it in batches])
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
 
 @dataclass(frozen=True)
@@ -113,11 +196,35 @@ class _Lazy:
         return self.domain.images(self.indices[index : index + 1])[0]
 
 
-@torch.no_grad()
-def _probabilities(predictor: nn.Module, images: Tensor) -> Tensor:
-    return logits_of(predictor(like(predictor, images))).double().softmax(1)
+def _scores(counts: Tensor) -> dict[str, float]:
+    return {
+        "accuracy": metrics.accuracy(counts),
+        "macro_recall": metrics.macro_recall(counts),
+        "macro_f1": metrics.macro_f1(counts),
+    }
+
+
+def _f1_beside(counts: Tensor, answers: Tensor | None, labels: Tensor, left_out: Tensor) -> dict[str, float]:
+    """Macro-F1 over the classes there were before the support was taken out, and with the support counted in."""
+    found = {"macro_f1_fixed": metrics.macro_f1(counts, labels.unique())}
+    if answers is not None:
+        both = counts + metrics.tally(labels[left_out], answers.argmax(1), len(counts))
+        found["macro_f1_with_support"] = metrics.macro_f1(both)
+    return found
 
 
 def _small(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Notes without long lists: a record is a line."""
     return {key: value for key, value in notes.items() if not isinstance(value, (list, dict)) or len(value) <= 20}
+
+
+def _layers(fitted: Fitted) -> dict[str, dict[str, Any]]:
+    """Per layer the numbers, and of lists the first two: the weights of the source's and the support's statistics."""
+    return {
+        name: {
+            key: [round(it, 6) for it in value[:2]] if isinstance(value, list) else round(value, 6)
+            for key, value in details.items()
+            if isinstance(value, (int, float, list))
+        }
+        for name, details in fitted.layers.items()
+    }

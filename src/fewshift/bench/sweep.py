@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,14 @@ def missing(cells: Iterable[Cell], records: Records) -> list[Cell]:
     """The cells without a result; failed ones are tried again."""
     done = {key for key, record in records.read().items() if "result" in record}
     return list({cell.key: cell for cell in cells if cell.key not in done}.values())
+
+
+def shared(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Groups of cells that differ in nothing but the stream, and so may share a fit, in the order of their first."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.fit_key, []).append(cell)
+    return list(groups.values())
 
 
 def work_on(cell: Cell, records: Records, workshop: Workshop) -> Record | None:
@@ -54,17 +63,16 @@ def sweep(
     left = missing(cells, records)
     if workers <= 1:
         workshop = make(*arguments)
-        for cell in left:
+        for cell in itertools.chain.from_iterable(shared(left)):
             record = work_on(cell, records, workshop)
             if record is not None:
                 tell(record)
         return
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=_open_workshop, initargs=(make, arguments)) as pool:
-        futures = [pool.submit(_work, cell, str(folder)) for cell in left]
+        futures = [pool.submit(_work, group, str(folder)) for group in shared(left)]
         for future in as_completed(futures):
-            record = future.result()
-            if record is not None:
+            for record in future.result():
                 tell(record)
 
 
@@ -77,6 +85,7 @@ def _open_workshop(make: Make, arguments: tuple[Any, ...]) -> None:
     _workshop = make(*arguments)
 
 
-def _work(cell: Cell, folder: str) -> Record | None:
+def _work(cells: Sequence[Cell], folder: str) -> list[Record]:
     assert _workshop is not None  # the pool opens it first
-    return work_on(cell, Records(folder), _workshop)
+    done = (work_on(cell, Records(folder), _workshop) for cell in cells)
+    return [record for record in done if record is not None]

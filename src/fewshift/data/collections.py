@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ class Collection:
     counts: Mapping[str, int] | None  # images of each domain; None accepts any number
     class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # and of each class, where published
     folders: tuple[str, ...] = ()  # other names its folder may have
+    skip_rare: bool = False  # whether classes with fewer images than shots are left out of a support
     unnamed: int = 0  # how many classes there are where `classes` is empty
 
     @property
@@ -69,6 +70,7 @@ class Domain:
     labels: Tensor
     classes: tuple[str, ...]
     preprocess: Preprocess
+    skip_rare: bool = False  # whether classes with fewer images than shots are left out of a support
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -89,6 +91,17 @@ class Domain:
         if isinstance(self.source, Tensor):
             return _normalised(self.source[chosen], self.preprocess)
         return _read_all([self.source[it] for it in chosen.tolist()], partial(_read, self.preprocess), workers)
+
+    def batches(self, batches: Sequence[Tensor], workers: int = 0) -> Iterator[Tensor]:
+        """The images of one batch of indices after the other; `workers` decode those to come meanwhile."""
+        if isinstance(self.source, Tensor) or not workers:
+            yield from (self.images(batch) for batch in batches)
+            return
+        loader = DataLoader(_Batches(self, batches), batch_size=None, num_workers=workers, generator=torch.Generator())
+        for images in loader:
+            if isinstance(images, FewshiftError):
+                raise images
+            yield images
 
     def without(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The indices that may be used for evaluation once those at `indices` were seen as support."""
@@ -119,7 +132,7 @@ def load_domain(
     if known.layout == "digits":
         return _digits(domain, known.classes, steps)
     files, labels, classes = READERS[known.layout](known, domain, data_root(root))
-    return Domain(tuple(files), torch.tensor(labels), classes, steps)
+    return Domain(tuple(files), torch.tensor(labels), classes, steps, known.skip_rare)
 
 
 def from_list(
@@ -340,6 +353,23 @@ def _normalised(pixels: Tensor, steps: Preprocess) -> Tensor:
 
 
 @dataclass
+class _Batches(Dataset[Tensor | FewshiftError]):
+    """Batches of a domain; an error is handed over as a value."""
+
+    domain: Domain
+    batches: Sequence[Tensor]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Tensor | FewshiftError:
+        try:
+            return self.domain.images(self.batches[index])
+        except FewshiftError as error:
+            return error
+
+
+@dataclass
 class _Portions(Dataset[Tensor | FewshiftError]):
     """Files in portions. An error is handed over as a value: raised in a worker, it would come with a traceback."""
 
@@ -517,6 +547,7 @@ _DESCRIBED = (
         layout="iwildcam",
         counts={"train": 129_809, "id_val": 7314, "id_test": 8154, "val": 14_961, "test": 42_791},
         folders=("iwildcam_v2.0",),
+        skip_rare=True,
     ),
     Collection(
         name="domainnet",
