@@ -205,8 +205,9 @@ def draw_support(
 ) -> Tensor:
     """Indices of k images per class, uniformly without replacement.
 
-    A class with fewer images is refused, or left out with `skip_rare`. Each class has its own seeded order of which the first k are taken: the draw for k is part of the draw for
-    k + 1, and does not depend on which other classes there are.
+    Each class has its own seeded order of which the first k are taken: the draw for k is part of the draw for
+    k + 1, and does not depend on which other classes there are. A class with fewer images is refused, or left out
+    with `skip_rare`.
     """
     labels, seed = torch.as_tensor(labels), checked_seed(seed)
     chosen = []

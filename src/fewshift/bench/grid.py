@@ -4,39 +4,79 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fewshift.bench.cell import Cell
 from fewshift.errors import FewshiftError
+from fewshift.method import Needs
 from fewshift.methods import METHODS
 from fewshift.streams import Condition
+
+METRICS = (
+    "accuracy",
+    "macro_recall",
+    "macro_f1",
+    "macro_f1_fixed",
+    "macro_f1_with_support",
+    "mean_iou",
+    "calibration_error",
+)
+MEASURES = ("score", "v", "adapt_seconds", "epoch_seconds")
+ARROW, OF = "->", "/"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A column of a table: the domain that networks are adapted to, and the one they come from where that is said."""
+
+    label: str
+    dataset: str
+    target: str
+    origin: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a method with settings, at some shots, under some conditions; the paper's values beside."""
+    """One line of a table: a method with settings, at some shots, under some conditions; the paper's values beside.
+
+    `paper` gives a value for the label of a column, or for each of its shots; "average" is a column too.
+    """
 
     method: str
     label: str = ""
     settings: Mapping[str, Any] | None = None
     shots: tuple[int, ...] = ()
     conditions: tuple[Condition, ...] = (Condition(),)
-    paper: Mapping[str, Any] | None = None  # target -> value, or target -> shots -> value
+    source: str = ""  # of this row, where it is not the grid's
+    paper: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the line is called."""
+        return self.label or self.method
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells of a table: every row on every target with every seed, judged on one test set for each of those."""
+    """All cells of a table: every row on every target with every seed, judged on one test set for each of those.
+
+    - targets: domains of `dataset`, or "DATASET/DOMAIN" where there is none; "ORIGIN -> DOMAIN" names a source domain.
+    - source: the name of the source network; {target}, {origin} and {seed} stand for the cell's own.
+    - metric: which score counts, the data set's own by default.
+    - measure: what the table holds: that score, the blend `v` that LCCS chose, or seconds.
+    """
 
     title: str
-    dataset: str
     source: str
     targets: tuple[str, ...]
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
+    dataset: str = ""
+    metric: str = ""
+    measure: str = "score"
     max_test: int | None = None
     largest_support: int = 10
 
@@ -44,19 +84,21 @@ class Grid:
     def load(cls, path: str | Path) -> Grid:
         """Read a grid; a mistake in the file is one sentence that names it."""
         path = Path(path)
-        try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise FewshiftError(f"there is no grid at {path}: give a file such as grids/smoke.toml") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FewshiftError(f"{path} is no TOML file ({error}): correct it") from error
-        _known(path, "the grid", data, cls)
+        data = read_toml(path)
+        check_known(path, "the grid", data, cls)
         rows = tuple(_row(path, row) for row in data.pop("rows", ()))
-        missing = [it for it in ("title", "dataset", "source", "targets", "seeds") if it not in data]
+        missing = [it for it in ("title", "source", "targets", "seeds") if it not in data]
         if missing or not rows:
             raise FewshiftError(f"{path} lacks {missing[0] if missing else 'rows'}: add it")
         values: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in data.items()}
-        return cls(rows=rows, **values)
+        grid = cls(rows=rows, **values)
+        _check(path, grid)
+        return grid
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The columns."""
+        return tuple(_place(target, self.dataset) for target in self.targets)
 
     def cells(self) -> list[Cell]:
         """Every experiment, in the order of the table."""
@@ -65,10 +107,18 @@ class Grid:
     def cells_of(self, row: Row) -> list[Cell]:
         """The experiments of one row."""
         return [
+            cell
+            for place, shots, condition in product(self.places, row.shots or (None,), row.conditions)
+            for cell in self.cells_at(row, place, shots, condition)
+        ]
+
+    def cells_at(self, row: Row, place: Place, shots: int | None, condition: Condition) -> list[Cell]:
+        """The experiments behind one entry of the table: one for each seed."""
+        return [
             Cell(
-                dataset=self.dataset,
-                source=self.source.format(target=target),
-                target=target,
+                dataset=place.dataset,
+                source=(row.source or self.source).format(target=place.target, origin=place.origin, seed=seed),
+                target=place.target,
                 method=row.method,
                 settings=dict(row.settings or {}),
                 shots=shots,
@@ -77,28 +127,80 @@ class Grid:
                 largest_support=self.largest_support,
                 max_test=self.max_test,
             )
-            for target, shots, condition, seed in product(
-                self.targets, row.shots or (None,), row.conditions, self.seeds
-            )
+            for seed in self.seeds
         ]
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a file, or one sentence."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise FewshiftError(f"there is no grid at {path}: give a file such as grids/smoke.toml") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FewshiftError(f"{path} is no TOML file ({error}): correct it") from error
+
+
+def check_known(path: Path, where: str, data: Mapping[str, Any], kind: type) -> None:
+    """One sentence when a table of the file has a key that `kind` has no field for."""
+    if not isinstance(data, Mapping):
+        raise FewshiftError(f"{path} has {data!r} for {where}: give a table with keys")
+    known = [it.name for it in fields(kind)]
+    unknown = [key for key in data if key not in known]
+    if unknown:
+        raise FewshiftError(f"{path} has '{unknown[0]}' in {where}: choose from {', '.join(known)}")
+
+
 def _row(path: Path, data: dict[str, Any]) -> Row:
-    _known(path, "a row", data, Row)
+    check_known(path, "a row", data, Row)
     if data.get("method") not in METHODS:
         raise FewshiftError(f"{path} has a row with method {data.get('method')!r}: choose one of {', '.join(METHODS)}")
     for condition in data.get("conditions", []):
-        _known(path, "a condition", condition, Condition)
+        check_known(path, "a condition", condition, Condition)
     given = dict(data)
     if "conditions" in given:
         given["conditions"] = tuple(Condition(**it) for it in given["conditions"])
     if "shots" in given:
         given["shots"] = tuple(given["shots"])
-    return Row(**given)
+    row = Row(**given)
+    needs = METHODS[row.method].needs
+    if needs is Needs.SUPPORT and not row.shots:
+        raise FewshiftError(f"{path} has a row '{row.name}' without shots: give it some, such as shots = [1, 5]")
+    if needs not in (Needs.SUPPORT, Needs.EITHER) and row.shots:
+        raise FewshiftError(
+            f"{path} has a row '{row.name}' with shots, and {row.method} sees no labels: leave them out"
+        )
+    return row
 
 
-def _known(path: Path, where: str, data: Mapping[str, Any], kind: type) -> None:
-    known = [it.name for it in fields(kind)]
-    unknown = [key for key in data if key not in known]
-    if unknown:
-        raise FewshiftError(f"{path} has '{unknown[0]}' in {where}: choose from {', '.join(known)}")
+def _check(path: Path, grid: Grid) -> None:
+    """What only the whole file shows."""
+    for name, known in (("metric", METRICS), ("measure", MEASURES)):
+        value = getattr(grid, name)
+        if value and value not in known:
+            raise FewshiftError(f"{path} has {name} = {value!r}: choose one of {', '.join(known)}")
+    for target in grid.targets:
+        if not grid.dataset and OF not in target:
+            raise FewshiftError(f"{path} names no dataset for '{target}': add one, or write DATASET/DOMAIN")
+    most = max((shots for row in grid.rows for shots in row.shots), default=0)
+    if most > grid.largest_support:
+        raise FewshiftError(f"{path} asks for {most} shots: set largest_support = {most} or more")
+    labels = {place.label for place in grid.places} | {"average"}
+    for row in grid.rows:
+        for label in row.paper or {}:
+            if label not in labels:
+                raise FewshiftError(f"{path} has the paper's value for '{label}', which is no target: correct it")
+        try:
+            grid.cells_of(replace(row, method="source", settings={}))
+            METHODS[row.method](**row.settings or {})
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise FewshiftError(f"{path} has a row '{row.name}' that cannot be run ({error}): correct it") from error
+
+
+def _place(text: str, dataset: str) -> Place:
+    origin, arrow, target = text.partition(ARROW)
+    if not arrow:
+        origin, target = "", text
+    if not dataset:
+        dataset, _, target = target.strip().partition(OF)
+    return Place(text, dataset, target.strip(), origin.strip())

@@ -1,57 +1,129 @@
-"""From records to the table of a grid."""
+"""From records to the outcomes and the table of a grid."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from fewshift.bench.cell import Cell
-from fewshift.bench.grid import Grid, Row
+from fewshift.bench.grid import Grid, Place, Row
 from fewshift.bench.record import Record
-from fewshift.data.collections import find_collection
+from fewshift.data.collections import COLLECTIONS
 from fewshift.report.tables import Entry, Line, Table
 from fewshift.streams import Condition
 
 RULE = "Settings are fixed per method; none was chosen on test labels."
+NAMES = {
+    "accuracy": "accuracy",
+    "macro_recall": "mean accuracy of the classes",
+    "macro_f1": "macro-F1 over the classes that occur",
+    "macro_f1_fixed": "macro-F1 over the classes there were before the support was taken out",
+    "macro_f1_with_support": "macro-F1 with the support counted in",
+    "mean_iou": "mean IoU",
+    "calibration_error": "expected calibration error",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished cell in its place in the grid."""
+
+    row: Row
+    place: Place
+    cell: Cell
+    result: Mapping[str, Any]
+    value: float  # what the grid measures; scores in percent
+
+
+def metric_of(grid: Grid) -> str:
+    """The grid's metric, or that of its data set."""
+    known = COLLECTIONS.get(grid.places[0].dataset)
+    return grid.metric or (known.metric if known else "accuracy")
+
+
+def outcomes(grid: Grid, records: Mapping[str, Record]) -> list[Outcome]:
+    """All finished cells, in the order of the table."""
+    return [
+        it
+        for row in grid.rows
+        for place, shots, condition in _entries(grid, row)
+        for it in _finished(grid, row, place, shots, condition, records)
+    ]
+
+
+def failures(grid: Grid, records: Mapping[str, Record]) -> list[tuple[Cell, str]]:
+    """The cells whose newest record is an error."""
+    found = ((cell, records.get(cell.key, {}).get("error")) for cell in grid.cells())
+    return [(cell, error) for cell, error in found if error]
 
 
 def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
     """Rows by shots and condition, targets as columns; cells without a result are left empty."""
-    metric = find_collection(grid.dataset).metric
-    cap = f", at most {grid.max_test} test images per domain" if grid.max_test else ""
     lines = [
         Line(
-            row.label or row.method,
+            row.name,
             shots,
             _words(condition, row),
-            tuple(_entry(grid, row, target, shots, condition, records, metric) for target in grid.targets),
+            tuple(
+                Entry(
+                    {it.cell.seed: it.value for it in _finished(grid, row, place, shots, condition, records)},
+                    _printed(row, place.label, shots),
+                )
+                for place in grid.places
+            ),
+            _printed(row, "average", shots),
         )
         for row in grid.rows
         for shots, condition in product(row.shots or (None,), row.conditions)
     ]
-    return Table(grid.title, f"{metric} in %{cap}", RULE, grid.targets, tuple(lines))
+    cap = f", at most {grid.max_test} test images per domain" if grid.max_test else ""
+    return Table(grid.title, f"{what(grid)}{cap}", RULE, tuple(it.label for it in grid.places), tuple(lines))
 
 
-def _entry(
-    grid: Grid,
-    row: Row,
-    target: str,
-    shots: int | None,
-    condition: Condition,
-    records: Mapping[str, Record],
-    metric: str,
-) -> Entry:
-    cells = [it for it in grid.cells_of(row) if (it.target, it.shots, it.condition) == (target, shots, condition)]
-    values = {it.seed: 100 * _result(records, it)[metric] for it in cells if _result(records, it)}
-    paper = (row.paper or {}).get(target)
+def what(grid: Grid) -> str:
+    """What the numbers are."""
+    words = {
+        "v": "the chosen blend v",
+        "adapt_seconds": "seconds of adaptation",
+        "epoch_seconds": "seconds of an epoch",
+    }
+    return words.get(grid.measure) or f"{NAMES[metric_of(grid)]} in %"
+
+
+def _entries(grid: Grid, row: Row) -> list[tuple[Place, int | None, Condition]]:
+    return list(product(grid.places, row.shots or (None,), row.conditions))
+
+
+def _finished(
+    grid: Grid, row: Row, place: Place, shots: int | None, condition: Condition, records: Mapping[str, Record]
+) -> list[Outcome]:
+    found = []
+    for cell in grid.cells_at(row, place, shots, condition):
+        result = records.get(cell.key, {}).get("result", {})
+        value = _measured(grid, result) if result else None
+        if value is not None:
+            found.append(Outcome(row, place, cell, result, value))
+    return found
+
+
+def _measured(grid: Grid, result: Mapping[str, Any]) -> float | None:
+    """The number that the grid asks for; None where this method has none."""
+    if grid.measure == "score":
+        score = result.get(metric_of(grid))
+        return None if score is None else 100 * score
+    if grid.measure == "adapt_seconds":
+        return float(result["seconds"]["adapt"])
+    value = result["notes"].get(grid.measure)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _printed(row: Row, column: str, shots: int | None) -> float | None:
+    paper = (row.paper or {}).get(column)
     if isinstance(paper, Mapping):
         paper = paper.get(str(shots))
-    return Entry(values, paper if isinstance(paper, (int, float)) else None)
-
-
-def _result(records: Mapping[str, Record], cell: Cell) -> Mapping[str, float]:
-    found: Mapping[str, float] = records.get(cell.key, {}).get("result", {})
-    return found
+    return float(paper) if isinstance(paper, (int, float)) else None
 
 
 def _words(condition: Condition, row: Row) -> str:

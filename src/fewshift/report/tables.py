@@ -7,7 +7,7 @@ import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -49,6 +49,7 @@ class Line:
     shots: int | None
     condition: str
     entries: tuple[Entry, ...]
+    printed_average: float | None = None  # the paper's own
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,20 @@ def is_ahead(first: Entry, second: Entry) -> bool:
     return statistics.fmean(gaps) > error
 
 
-def with_average(table: Table, paper: Sequence[float | None] | None = None) -> Table:
-    """The table with a last column: the mean over the others within each seed, then over seeds."""
+def with_average(table: Table) -> Table:
+    """The table with a last column: the mean over the others within each seed, then over seeds.
+
+    The paper's value beside it is the one it prints, or the mean of its entries where it prints none.
+    """
+    if len(table.columns) < 2:
+        return table
     lines = []
-    for index, line in enumerate(table.lines):
+    for line in table.lines:
         seeds = set.intersection(*(set(entry.values) for entry in line.entries)) if line.entries else set()
         means = {seed: statistics.fmean(entry.values[seed] for entry in line.entries) for seed in sorted(seeds)}
-        beside = paper[index] if paper else _mean_of_papers(line.entries)
-        lines.append(Line(line.label, line.shots, line.condition, (*line.entries, Entry(means, beside))))
-    return Table(table.title, table.metric, table.rule, (*table.columns, "average"), tuple(lines))
+        printed = line.printed_average if line.printed_average is not None else _mean_of_papers(line.entries)
+        lines.append(replace(line, entries=(*line.entries, Entry(means, printed))))
+    return replace(table, columns=(*table.columns, "average"), lines=tuple(lines))
 
 
 def markdown(table: Table) -> str:
