@@ -18,6 +18,7 @@ test: $(VENV)/.dev
 bench: $(VENV)/.base
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/methods.py
+	$(BIN)/python benchmarks/harness.py
 
 docs: $(VENV)/.base
 	$(BIN)/python -m fewshift.catalogue > docs/methods.md

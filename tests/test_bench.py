@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import torch
@@ -55,6 +59,44 @@ def tiny_workshop(pause: float = 0.0) -> Workshop:
         return make_tiny()
 
     return Workshop(network, lambda cell: DOMAIN)
+
+
+class Trapped(Workshop):
+    """A workshop with two perils, which cells meet by their batch size."""
+
+    def __init__(self, trap: str) -> None:
+        super().__init__(lambda cell: make_tiny(), lambda cell: DOMAIN)
+        self.trap = Path(trap)
+
+    def network(self, cell: Cell):
+        if cell.condition.batch_size == DEADLY:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if cell.condition.batch_size == TRAP and self.trap.exists():
+            with self.trap.open("w") as pipe:  # open as long as this process lives
+                print(os.getpid(), file=pipe, flush=True)
+                threading.Event().wait()
+        return super().network(cell)
+
+
+DEADLY, TRAP = 7, 9
+
+
+def set_trap(folder: Path) -> Path:
+    """A named pipe through which a trapped process tells its number."""
+    os.mkfifo(folder / "trap")
+    return folder / "trap"
+
+
+def kill_the_first(trap: Path) -> None:
+    """Wait for a trapped process in the background and kill it; later ones pass."""
+
+    def kill() -> None:
+        with trap.open() as pipe:
+            process = int(pipe.readline())
+            trap.unlink()
+            os.kill(process, signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
 
 
 CELL = Cell("toy", "tiny", "place", "lccs", {"epochs": 2, "grid": 3}, shots=5, largest_support=5)
@@ -169,6 +211,89 @@ def test_a_sweep_runs_what_is_missing_and_goes_on_when_one_fails(tmp_path, worke
     assert [record["key"] for record in heard] == [cells[-1].key]  # only the failed one again
 
 
+def with_batches_of(size: int, cell: Cell = CELL) -> Cell:
+    return replace(cell, condition=Condition(batch_size=size))
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced_and_a_cell_in_which_three_die_has_failed(tmp_path):
+    trap = set_trap(tmp_path)
+    kill_the_first(trap)
+    heard = []
+    deadly, trapped = with_batches_of(DEADLY), with_batches_of(TRAP)  # of one group, and CELLS[0] is its first
+    cells = [*CELLS, deadly, trapped]
+    sweep(cells, tmp_path, Trapped, (str(trap),), workers=2, tell=heard.append)
+    records = Records(tmp_path).read()
+    assert sorted(record["key"] for record in heard) == sorted(cell.key for cell in cells)
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 6
+    assert records[deadly.key]["error"].startswith("the worker process died three times in this cell")
+    assert all("result" in records[cell.key] for cell in cells if cell != deadly)
+
+
+def no_workshop() -> Workshop:
+    raise FewshiftError("there is no workshop: build one")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_workshop_that_cannot_be_opened_ends_the_sweep(tmp_path, workers):
+    with pytest.raises(FewshiftError, match="build one"):
+        sweep(CELLS, tmp_path, no_workshop, (), workers=workers, tell=print)
+    assert not Records(tmp_path).read()
+
+
+def test_an_engine_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FewshiftError, match="choose local or ray"):
+        sweep(CELLS, tmp_path, tiny_workshop, (), workers=1, tell=print, engine="steam")
+    with pytest.raises(FewshiftError, match="choose the engine ray"):
+        sweep(CELLS, tmp_path, tiny_workshop, (), workers=1, tell=print, address="auto")
+
+
+TRAPPING = """
+import sys
+from fewshift.bench.sweep import sweep
+from tests.test_bench import CELLS, TRAP, Trapped, with_batches_of
+
+if __name__ == "__main__":
+    cells = [*CELLS, *(with_batches_of(TRAP, cell) for cell in CELLS)]
+    folder, trap, engine = sys.argv[1:]
+    tell = lambda record: print("one", flush=True)
+    sweep(cells, folder, Trapped, (trap,), workers=2, tell=tell, engine=engine)
+"""
+
+
+@contextmanager
+def trapped_driver(folder: Path, engine: str):
+    """A driver whose two workers did a cell each and are trapped in the next, and a pipe they hold while they live."""
+    trap = set_trap(folder)
+    command = [sys.executable, "-c", TRAPPING, str(folder), str(trap), engine]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, cwd=Path(__file__).parents[1]) as driver:
+        try:
+            told = [driver.stdout.readline() for _ in range(2)]  # in the middle of their groups
+            assert told == ["one\n", "one\n"], driver.stderr.read()
+            with trap.open() as pipe:
+                assert pipe.readline() != pipe.readline()
+                trap.unlink()
+                yield driver, pipe
+        finally:
+            driver.kill()
+
+
+def all_gone(pipe: TextIO) -> bool:
+    """Whether everybody who had the pipe open ends within a minute."""
+    return bool(select.select([pipe], [], [], 60)[0]) and not pipe.read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_its_driver(tmp_path, end):
+    with trapped_driver(tmp_path, "local") as (driver, pipe):
+        driver.send_signal(end)
+        driver.wait(60)
+        assert all_gone(pipe)
+    assert len(Records(tmp_path).read()) == 2
+
+
 def test_a_cell_named_twice_is_run_once(tmp_path):
     assert len(missing([CELL, CELL], Records(tmp_path))) == 1
 
@@ -190,7 +315,7 @@ def test_a_kill_loses_at_most_the_running_cell(tmp_path):
     with start(tmp_path, 0.0) as process:
         process.stdout.readline()
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(20)
+        process.wait(60)
     done = len(Records(tmp_path).read())
     assert done >= 1
     heard = []
@@ -201,7 +326,7 @@ def test_a_kill_loses_at_most_the_running_cell(tmp_path):
 
 def test_two_processes_on_one_folder_share_the_work(tmp_path):
     with start(tmp_path, 0.2) as first, start(tmp_path, 0.2) as second:
-        told = [process.communicate(timeout=60)[0].count("one") for process in (first, second)]
+        told = [process.communicate(timeout=120)[0].count("one") for process in (first, second)]
     assert sum(told) == 4
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 4
 

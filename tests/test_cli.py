@@ -368,12 +368,33 @@ def test_bench_and_report_run_the_smoke_grid_with_no_data_and_only_once(run, pla
     grid, folder = Path("grids/smoke.toml"), place / "run"
     first = run("bench", grid, "--out", folder, "--json")
     assert first.code == 0, first.stderr
-    assert json.loads(first.stdout) == {"folder": str(folder), "cells": 15, "run": 15, "failed": 0}
+    assert json.loads(first.stdout) == {"folder": str(folder), "cells": 15, "run": 15, "failed": 0, "missing": 0}
     assert json.loads(run("bench", grid, "--out", folder, "--json").stdout)["run"] == 0
-    table = run("report", grid, "--run", folder)
+    table = run("report", folder)
     assert "| + LCCS | 5 |" in table.stdout
-    assert {"table.md", "table.csv", "table.tex"} <= {it.name for it in folder.iterdir()}
-    assert run("report", grid, "--run", place).code == 1
+    assert {"smoke.md", "smoke.csv", "smoke.tex"} == {it.name for it in (folder / "tables").iterdir()}
+    assert (folder / "report.html").is_file()
+    lines = json.loads(run("report", folder, "--json").stdout)["tables"]["smoke"]["lines"]
+    assert [len(it["entries"]["uci"]["values"]) for it in lines] == [3] * 5
+    nothing = run("report", place)
+    assert nothing.code == 1
+    assert "give the folder that `fewshift bench` named" in nothing.stderr
+
+
+def test_list_grids_tells_what_can_be_run(run):
+    found = {Path(it["file"]).stem: it for it in json.loads(run("list", "grids", "--json").stdout)}
+    assert found["smoke"]["cells"] == 15
+    assert "features_digits" in found
+    assert run("list", "grids", "--folder", "nowhere").code == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"), [(["--engine", "magic"], "no engine"), (["--address", "x"], "address")]
+)
+def test_an_engine_that_is_none_is_named(run, place, options, sentence):
+    done = run("bench", "grids/smoke.toml", "--out", place / "run", *options)
+    assert done.code == 1
+    assert sentence in done.stderr
 
 
 def test_a_grid_without_its_data_fails_cell_by_cell_in_one_sentence(run, place):

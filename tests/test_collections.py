@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +14,15 @@ import pytest
 import torch
 from PIL import Image
 
+from fewshift.bench import workshop
+from fewshift.bench.cell import Cell
 from fewshift.data import Preprocess, digits, open_image
-from fewshift.data.collections import (
-    COLLECTIONS,
-    Collection,
-    Domain,
-    data_root,
-    describe,
-    from_list,
-    load_domain,
-)
+from fewshift.data import domain as domains
+from fewshift.data.collections import COLLECTIONS, Collection, describe
+from fewshift.data.copies import data_root, from_list, load_domain
+from fewshift.data.domain import Domain
 from fewshift.errors import FewshiftError
+from fewshift.models import Loaded
 from fewshift.target import draw_support
 
 SMALL = Preprocess(resize=8, crop=6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
@@ -310,6 +310,11 @@ def test_iwildcams_splits_are_read_from_the_table(tmp_path: Path) -> None:
     assert test.labels.tolist() == [181, 3]
     assert test.source == (home / "train" / "a.jpg", home / "train" / "c.jpg")
     assert len(test.classes) == 182
+    squeezed = Image.open(home / "train" / "a.jpg").resize((448, 448), Image.Resampling.BILINEAR)
+    published = load_domain(small("iwildcam"), "test", tmp_path)
+    pixels = published.cached().source
+    assert isinstance(pixels, torch.Tensor)
+    assert np.array_equal(pixels[0].permute(1, 2, 0).numpy(), np.asarray(squeezed))
 
 
 def test_a_table_that_disagrees_with_the_folder_is_refused(tmp_path: Path) -> None:
@@ -377,13 +382,6 @@ def test_evaluation_never_meets_the_support(domain: Domain) -> None:
     assert domain.without([]).tolist() == list(range(len(domain)))
 
 
-def test_worker_processes_give_the_same_tensors_and_leave_randomness_alone(domain: Domain) -> None:
-    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(0))
-    alone, state = domain.images(order), torch.get_rng_state()
-    assert torch.equal(domain.images(order, workers=PROCESSES), alone)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_a_cached_domain_gives_exactly_the_same_tensors(domain: Domain) -> None:
     cached = domain.cached()
     assert isinstance(cached.source, torch.Tensor)
@@ -394,13 +392,35 @@ def test_a_cached_domain_gives_exactly_the_same_tensors(domain: Domain) -> None:
     assert cached[3][1] == domain[3][1]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_image_is_named_in_one_sentence(domain: Domain, workers: int) -> None:
+def test_a_subset_is_the_images_asked_for(domain: Domain) -> None:
+    order = torch.tensor([30, 2])
+    for whole in (domain, domain.cached()):
+        part = whole.subset(order)
+        assert len(part) == 2
+        assert part.labels.tolist() == [6, 0]
+        assert torch.equal(part.images([0, 1]), domain.images(order))
+
+
+def test_the_size_of_the_cache_is_known_before_it_is_filled(domain: Domain) -> None:
+    cached = domain.cached()
+    assert isinstance(cached.source, torch.Tensor)
+    assert domain.decoded_bytes == cached.decoded_bytes == cached.source.nbytes == 35 * 3 * 6 * 6
+
+
+@pytest.mark.parametrize("workers", [0, PROCESSES])
+def test_a_damaged_image_is_named_in_one_sentence(domain: Domain, workers: int, many: None) -> None:
     assert isinstance(domain.source, tuple)
     domain.source[33].write_bytes(b"no image")
-    with pytest.raises(FewshiftError) as told:
-        domain.images(range(len(domain)), workers=workers)
-    assert str(told.value) == f"{domain.source[33]} is not an image: replace or remove it"
+    helped = replace(domain, workers=workers)
+    told = f"{domain.source[33]} is not an image: replace or remove it"
+    with pytest.raises(FewshiftError) as error:
+        helped.cached()
+    assert str(error.value) == told
+    batches = helped.batches(torch.arange(35).split(10))
+    assert [len(next(batches)) for _ in range(3)] == [10, 10, 10]  # what comes before it is handed over
+    with pytest.raises(FewshiftError) as error:
+        next(batches)
+    assert str(error.value) == told
 
 
 @pytest.mark.parametrize("other", [1, 34])
@@ -417,3 +437,120 @@ def test_indices_must_be_positions(domain: Domain) -> None:
         domain.without(domain.labels == 1)
     with pytest.raises(FewshiftError, match="at least one index"):
         domain.images([])
+    with pytest.raises(FewshiftError, match="at least one index"):
+        list(domain.batches([torch.arange(2), torch.arange(0)]))
+
+
+# --- reading by other processes
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of images is worth a process."""
+    monkeypatch.setattr(domains, "MANY", 0)
+
+
+def test_worker_processes_give_the_same_tensors_and_leave_randomness_alone(domain: Domain, many: None) -> None:
+    order = torch.randperm(len(domain), generator=torch.Generator().manual_seed(0))
+    helped, state = replace(domain, workers=PROCESSES), torch.get_rng_state()
+    assert torch.equal(helped.images(order), domain.images(order))
+    cached, expected = helped.cached().source, domain.cached().source
+    assert isinstance(cached, torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
+    assert torch.equal(cached, expected)
+    for one, other in zip(helped.batches(order.split(8)), domain.batches(order.split(8)), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_processes_start_for_many_images_alone(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def load(portions: Sequence[torch.Tensor], num_workers: int, **_: object) -> list[torch.Tensor]:
+        started.append(num_workers)
+        return [portions[index] for index in range(len(portions))]
+
+    monkeypatch.setattr(domains, "DataLoader", load)
+    helped, every = replace(domain, workers=2), torch.arange(35).split(10)
+    assert torch.equal(torch.cat(list(helped.batches(every))), domain.images(range(35)))
+    helped.cached()
+    assert not started
+    monkeypatch.setattr(domains, "MANY", 34)
+    list(helped.batches(every))
+    helped.cached()
+    assert started == [2, 2]
+    alone = replace(domain, workers=1)
+    list(alone.batches(every))
+    alone.cached()  # one process would do no more than this one, which waits for it
+    assert started == [2, 2, 1]
+
+
+def in_a_pool(domain: Domain) -> torch.Tensor:
+    domains.MANY = 0
+    return torch.cat(list(domain.batches(torch.arange(len(domain)).split(8)))).sum((1, 2, 3))
+
+
+@pytest.mark.slow
+def test_a_process_of_a_pool_may_have_workers_too(domain: Domain) -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        found = pool.submit(in_a_pool, replace(domain, workers=1)).result().clone()
+    torch.testing.assert_close(found, domain.images(range(len(domain))).sum((1, 2, 3)))
+
+
+# --- the workshop of the benchmark
+
+
+CELL = Cell("pacs", "net", "photo", "source")
+
+
+@pytest.fixture
+def shop(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> workshop.Workshop:
+    loaded = Loaded(torch.nn.Identity(), SMALL, PACS.classes, "net")
+    monkeypatch.setattr(workshop, "load_domain", lambda *_: domain)
+    monkeypatch.setattr(workshop, "decoders", lambda: 1)
+    monkeypatch.setattr(workshop.models, "load", lambda *_: loaded)
+    return workshop.open_workshop(None, "weights")
+
+
+def test_a_workshop_keeps_domains_decoded_while_there_is_room(
+    shop: workshop.Workshop, domain: Domain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workshop, "MEMORY", 2 * domain.decoded_bytes)
+    shop = workshop.open_workshop(None, "weights")
+    kept = [shop.domain(replace(CELL, target=target)) for target in ("photo", "sketch", "cartoon")]
+    assert [isinstance(it.source, torch.Tensor) for it in kept if isinstance(it, Domain)] == [True, True, False]
+    assert [it.workers for it in kept if isinstance(it, Domain)] == [1, 1, 1]
+    every = torch.arange(len(domain))
+    assert all(torch.equal(it.images(every), domain.images(every)) for it in kept)
+
+
+def test_sources_that_see_the_same_pixels_share_them(shop: workshop.Workshop) -> None:
+    assert shop.domain(CELL) is shop.domain(replace(CELL, source="other"))
+
+
+def test_the_digits_network_is_the_one_of_the_source() -> None:
+    shop = workshop.open_workshop(None, None)
+    for source, target in (("mnist", "uci"), ("uci", "mnist")):
+        cell = Cell("digits", source, target, "source")
+        expected = digits.source_network(source).state_dict()
+        assert all(torch.equal(value, expected[name]) for name, value in shop.network(cell).state_dict().items())
+        assert len(shop.domain(cell).labels) == digits.PLACES[target].images
+    with pytest.raises(FewshiftError, match="no network was trained on digits of 'usps': use one of mnist, uci"):
+        shop.network(Cell("digits", "usps", "uci", "source"))
+
+
+@pytest.mark.parametrize("place", ["mnist", "uci"])
+def test_at_home_a_network_is_judged_on_digits_it_never_saw(place: str) -> None:
+    found = workshop.open_workshop(None, None).domain(Cell("digits", place, place, "source"))
+    images, labels = digits.split(place)[1]
+    assert torch.equal(found.labels, labels)
+    torch.testing.assert_close(found.images(torch.arange(len(labels))), digits.normalise(images))
+
+
+def test_domains_can_be_joined():
+    both = load_domain("digits", "uci+mnist")
+    parts = load_domain("digits", "uci"), load_domain("digits", "mnist")
+    assert both.labels.tolist() == [*parts[0].labels.tolist(), *parts[1].labels.tolist()]
+    assert torch.equal(both.images([0, 1797]), torch.cat([parts[0].images([0]), parts[1].images([0])]))
+    with pytest.raises(FewshiftError, match="has no domain 'usps'"):
+        load_domain("digits", "uci+usps")

@@ -423,6 +423,21 @@ def test_the_watched_layers_of_a_bottleneck_resnet_end_their_stages():
     assert names == ["layer1.2.conv3", "layer2.3.conv3", "layer3.5.conv3", "layer4.2.conv3"]
 
 
+def test_the_watched_layers_of_inverted_residuals_are_the_projections_that_end_their_stages():
+    model = torchvision.models.mobilenet_v2(weights=None, num_classes=3)
+    support = make_support(1, size=64)
+    names = DeltaReg()._watched(Network.of(model, support.images), support)
+    assert names == ["features.3.conv.2", "features.6.conv.2", "features.13.conv.2", "features.17.conv.2"]
+
+
+def test_the_watched_layers_of_a_densenet_are_its_transitions_and_its_last_wide_convolution():
+    model = torchvision.models.densenet121(weights=None, num_classes=3)
+    support = make_support(1, size=64)
+    names = DeltaReg()._watched(Network.of(model, support.images), support)
+    assert names[:3] == [f"features.transition{number}.conv" for number in (1, 2, 3)]
+    assert names[3] == "features.denseblock4.denselayer16.conv1"
+
+
 def test_steps_do_not_vanish_in_half_precision():
     model = make_tiny().bfloat16()
     found = adapted(FinetuneHead(lr=0.1), model)

@@ -29,6 +29,15 @@ def test_scores_are_scikit_learns():
     assert metrics.mean_iou(COUNTS) == pytest.approx(reference.jaccard_score(TRUE, PREDICTED, average="macro"))
 
 
+def test_scores_are_exact_to_the_last_bit_of_a_python_float():
+    counts = torch.tensor([[400, 100], [279, 221]])
+    assert metrics.accuracy(counts) == 621 / 1000
+    assert metrics.per_class_accuracy(counts).tolist() == [400 / 500, 221 / 500]
+    assert metrics.per_class_f1(counts).tolist() == [800 / 1179, 442 / 821]
+    assert metrics.per_class_iou(counts).tolist() == [400 / 779, 221 / 600]
+    assert metrics.macro_recall(counts) == pytest.approx((400 / 500 + 221 / 500) / 2, abs=1e-15)
+
+
 def test_macro_recall_is_neither_precision_nor_accuracy():
     counts = torch.tensor([[8, 2, 0], [0, 1, 1], [1, 0, 0]])
     recalls = [8 / 10, 1 / 2, 0 / 1]

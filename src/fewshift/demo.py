@@ -99,7 +99,7 @@ def run(draws: int = 3, plan: Sequence[Plan] = PLAN) -> Demo:
     network = digits.source_network()
     pictures, labels = digits.uci()
     images = digits.normalise(pictures)
-    _, (held_pictures, held_labels) = digits.mnist_split()
+    _, (held_pictures, held_labels) = digits.split("mnist")
 
     found: dict[Plan, list[float]] = {line: [] for line in plan}
     example: Adaptation | None = None

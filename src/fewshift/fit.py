@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fewshift import progress
 from fewshift.errors import FewshiftError
+
+
+@dataclass(frozen=True)
+class Course:
+    """What happened in each epoch: the mean loss, and how long it took."""
+
+    losses: list[float]
+    seconds: list[float]
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """The median: what an epoch costs on this machine."""
+        return statistics.median(self.seconds) if self.seconds else None
+
 
 Batches = Callable[[], Iterable[Tensor]]  # called once per epoch: the indices of each minibatch
 
@@ -21,14 +38,14 @@ def fit(
     *,
     what: str = "gradient steps",
     after_step: Callable[[], None] | None = None,
-) -> list[float]:
-    """Minimise `loss(indices)` over minibatches of support indices; returns the mean loss of each epoch."""
+) -> Course:
+    """Minimise `loss(indices)` over minibatches of support indices."""
     if torch.is_inference_mode_enabled():
         raise FewshiftError("adaptation needs gradients: call it outside torch.inference_mode()")
-    curve = []
+    course = Course([], [])
     with torch.enable_grad():
         for epoch in progress.track(range(epochs), what):
-            values = []
+            began, values = time.perf_counter(), []
             for indices in batches():
                 optimizer.zero_grad(set_to_none=True)
                 value = loss(indices)
@@ -37,10 +54,11 @@ def fit(
                 if after_step is not None:
                     after_step()
                 values.append(value.detach())
-            curve.append(_mean(values))
-            if curve[-1] != curve[-1]:
+            course.losses.append(_mean(values))
+            course.seconds.append(time.perf_counter() - began)
+            if course.losses[-1] != course.losses[-1]:
                 raise FewshiftError(f"the loss became NaN in epoch {epoch + 1}: lower lr")
-    return curve
+    return course
 
 
 def _mean(values: Sequence[Tensor]) -> float:

@@ -78,7 +78,7 @@ def train_head(
 
     return fit(
         lambda indices: loss(logits(indices), support.labels[indices]), batches, optimizer, epochs, what="classifier"
-    )
+    ).losses
 
 
 @torch.no_grad()

@@ -220,10 +220,15 @@ def tune(
             if after_epoch is not None:
                 after_epoch(predictor(copy.deepcopy(model)))
 
-        losses = fit(loss, batches, optimizer(tensors), epochs)
+        course = fit(loss, batches, optimizer(tensors), epochs)
     return Fitted(
         predictor(model),
-        notes={"support_loss": losses, "parameters": sum(tensor.numel() for tensor in tensors), "bn": bn},
+        notes={
+            "support_loss": course.losses,
+            "epoch_seconds": course.epoch_seconds,
+            "parameters": sum(tensor.numel() for tensor in tensors),
+            "bn": bn,
+        },
     )
 
 

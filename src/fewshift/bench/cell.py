@@ -35,12 +35,12 @@ class Cell:
     @property
     def key(self) -> str:
         """Sixteen hexadecimal digits; the same for the same experiment, wherever and whenever it is named."""
-        return _hash(self.to_json())
+        return hashed(self.to_json())
 
     @property
     def fit_key(self) -> str:
         """The same for cells that differ in nothing but the stream of test images."""
-        return _hash({key: value for key, value in self.to_json().items() if key != "condition"})
+        return hashed({key: value for key, value in self.to_json().items() if key != "condition"})
 
     def build(self) -> Method:
         """The method with its settings."""
@@ -56,7 +56,7 @@ class Cell:
         return cls(**{**data, "condition": Condition(**data["condition"])})
 
 
-def _hash(data: Mapping[str, Any]) -> str:
+def hashed(data: Mapping[str, Any]) -> str:
     """Options that are not set leave no trace, so that an option added later changes no key."""
     text = json.dumps({key: value for key, value in data.items() if value is not None}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

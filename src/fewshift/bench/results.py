@@ -53,19 +53,14 @@ def outcomes(grid: Grid, records: Mapping[str, Record]) -> list[Outcome]:
     ]
 
 
-def failures(grid: Grid, records: Mapping[str, Record]) -> list[tuple[Cell, str]]:
-    """The cells whose newest record is an error."""
-    found = ((cell, records.get(cell.key, {}).get("error")) for cell in grid.cells())
-    return [(cell, error) for cell, error in found if error]
-
-
 def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
     """Rows by shots and condition, targets as columns; cells without a result are left empty."""
+    told = {condition for row in grid.rows for condition in row.conditions} != {Condition()}
     lines = [
         Line(
             row.name,
             shots,
-            _words(condition, row),
+            _words(condition) if told else "",
             tuple(
                 Entry(
                     {it.cell.seed: it.value for it in _finished(grid, row, place, shots, condition, records)},
@@ -79,7 +74,15 @@ def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
         for shots, condition in product(row.shots or (None,), row.conditions)
     ]
     cap = f", at most {grid.max_test} test images per domain" if grid.max_test else ""
-    return Table(grid.title, f"{what(grid)}{cap}", RULE, tuple(it.label for it in grid.places), tuple(lines))
+    return Table(
+        grid.title,
+        f"{what(grid)}{cap}",
+        RULE,
+        tuple(it.label for it in grid.places),
+        tuple(lines),
+        ranked=grid.measure == "score" and metric_of(grid) != "calibration_error",
+        digits=1 if grid.measure == "score" else 2,
+    )
 
 
 def what(grid: Grid) -> str:
@@ -126,8 +129,6 @@ def _printed(row: Row, column: str, shots: int | None) -> float | None:
     return float(paper) if isinstance(paper, (int, float)) else None
 
 
-def _words(condition: Condition, row: Row) -> str:
-    if len(row.conditions) == 1 and condition == Condition():
-        return ""
+def _words(condition: Condition) -> str:
     tail = "" if condition.alpha is None else f", alpha {condition.alpha:g}"
     return f"{condition.order}, batch {condition.batch_size}{tail}"

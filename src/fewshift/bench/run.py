@@ -15,7 +15,7 @@ from fewshift import metrics
 from fewshift.bench.cell import Cell
 from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import like, logits_of
+from fewshift.network import channels_last, like, logits_of
 from fewshift.target import Support, Target, Unlabelled, draw_support, others
 from fewshift.version import __version__
 
@@ -112,8 +112,13 @@ def run(cell: Cell, workshop: Workshop) -> dict[str, Any]:
         "notes": answers.notes,
         "layers": answers.layers,
         "seconds": answers.seconds,
-        "versions": {"fewshift": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """What the result was made with."""
+    return {"fewshift": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def split(domain: Images, cell: Cell) -> tuple[Tensor, Tensor]:
@@ -177,11 +182,7 @@ def _answers(
 
 @torch.no_grad()
 def _probabilities(predictor: nn.Module, batches: Iterable[Tensor]) -> Tensor:
-    return torch.cat([logits_of(predictor(like(predictor, _channels_last(it)))).double().softmax(1) for it in batches])
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
+    return torch.cat([logits_of(predictor(like(predictor, channels_last(it)))).double().softmax(1) for it in batches])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, cast
 
 import torch
@@ -18,6 +19,7 @@ from fewshift.errors import FewshiftError
 from fewshift.losses import Loss
 from fewshift.method import Fitted
 from fewshift.network import Network, like, linear, logits_of
+from fewshift.replay import resumed
 from fewshift.target import Support, Target
 from fewshift.tuning import FineTuning, Penalty, all_parameters, prepare, sgd, trainable, tune_head
 
@@ -34,10 +36,12 @@ class DeltaReg(FineTuning):
 
     Omega = 1/2 sum over watched layers, images and channels of C a_c |map_c - source map_c|^2 / (H W), summed over
     the minibatch. The attention a of a layer is the softmax of how much the loss on the support rises when a filter
-    is set to zero, so it costs one forward pass per filter of the watched layers.
+    is set to zero: for each filter, what comes after its layer is computed once more on up to 128 images.
 
     - layers: the convolutions to watch, separated by commas; "auto" takes, at each of the last four resolutions, the
-      last of the widest convolutions: in a ResNet the one that ends the stage, before its BatchNorm.
+      last of the widest convolutions: in a ResNet the one that ends the stage, before its BatchNorm. A network with
+      depthwise convolutions is widest inside its blocks: there it takes the last convolution of a block that keeps
+      the resolution, in a MobileNetV2 the projection that ends the stage.
     """
 
     name: ClassVar[str] = "delta-reg"
@@ -122,14 +126,33 @@ class DeltaReg(FineTuning):
                     f"layer '{unknown[0]}' is not a 2d convolution that this network executes: name one that is"
                 )
             return names
-        chosen: dict[tuple[int, ...], str] = {}
-        for name, value in seen.items():
-            size = tuple(value.shape[2:])
-            if value[0, 0].numel() > 1 and (size not in chosen or value.shape[1] >= seen[chosen[size]].shape[1]):
-                chosen[size] = name
-        if not chosen:
+        found = {name: value for name, value in seen.items() if value[0, 0].numel() > 1}
+        if not found:
             raise FewshiftError("delta-reg watches the maps of 2d convolutions and there are none: use l2-sp")
-        return sorted(chosen.values(), key=list(seen).index)[-STAGES:]
+        separable = any(1 < convolutions[name].groups == convolutions[name].in_channels for name in found)
+        return stage_ends(found, separable)[-STAGES:]
+
+
+def stage_ends(seen: dict[str, Tensor], separable: bool) -> list[str]:
+    """One convolution per resolution, in order of execution: the last of the widest, by their maps (N, C, H, W).
+
+    A network with depthwise convolutions is widest inside its blocks: there it is the last convolution of a block
+    that keeps the resolution, a block being the smallest module around it with several convolutions.
+    """
+    sizes = {name: tuple(value.shape[2:]) for name, value in seen.items()}
+    chosen: dict[tuple[int, ...], tuple[int, str]] = {}
+    for name, value in seen.items():
+        rank = len({sizes[it] for it in block(name, list(seen))}) == 1 if separable else value.shape[1]
+        if rank >= chosen.get(sizes[name], (0, ""))[0]:
+            chosen[sizes[name]] = rank, name
+    return sorted((name for _, name in chosen.values()), key=list(seen).index)
+
+
+def block(name: str, names: list[str]) -> list[str]:
+    """Those of the names that stand in the smallest module around `name` in which there are several."""
+    place = name.split(".")[:-1]
+    inside = [it for it in names if it.split(".")[: len(place)] == place]
+    return block(".".join(place), names) if len(inside) == 1 and place else inside
 
 
 def omega(own: dict[str, Tensor], theirs: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:
@@ -152,23 +175,25 @@ def filter_importance(
     model: nn.Module, names: list[str], images: Tensor, labels: Tensor, loss: Loss
 ) -> dict[str, Tensor]:
     """By how much the loss rises when a filter's weights are zero: one number per filter, averaged over batches."""
-
-    def current() -> float:
-        pairs = list(zip(images.split(ATTENTION_BATCH), labels.split(ATTENTION_BATCH), strict=True))
-        return sum(float(loss(logits_of(model(x)), y)) for x, y in pairs) / len(pairs)
-
-    base = current()
+    pairs = list(zip(images.split(ATTENTION_BATCH), labels.split(ATTENTION_BATCH), strict=True))
+    base = sum(float(loss(logits_of(model(x)), y)) for x, y in pairs) / len(pairs)
     found = {}
     for name in names:
-        weight = cast(nn.Conv2d, model.get_submodule(name)).weight
-        rises = []
-        for channel in progress.track(range(len(weight)), f"filters of {name}"):
-            kept = weight[channel].clone()
-            weight[channel] = 0
-            rises.append(current() - base)
-            weight[channel] = kept
+        layer = cast(nn.Conv2d, model.get_submodule(name))
+        totals = [0.0] * layer.out_channels
+        for x, y in pairs:  # what comes before the layer is remembered for one batch at a time
+            with resumed(model, name, x) as run:
+                for channel in progress.track(range(layer.out_channels), f"filters of {name}"):
+                    totals[channel] += float(loss(logits_of(run(partial(without, layer, channel))), y))
+        rises = [total / len(pairs) - base for total in totals]
         found[name] = torch.tensor(rises, dtype=torch.float32, device=images.device)
     return found
+
+
+def without(layer: nn.Conv2d, channel: int, output: Tensor) -> Tensor:
+    """The layer's output if the weights of that filter were zero: nothing but its bias is left in its map."""
+    output[:, channel] = 0 if layer.bias is None else layer.bias[channel]
+    return output
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class Flute(Method):
             return centroid_loss(seen[-1].flatten(1), support.labels[indices], detach=self.centroid_grad == "detach")
 
         with private_randomness(seed) as generator:
-            losses = fit(
+            course = fit(
                 loss,
                 lambda: balanced_minibatches(support.labels, self.batch_size, generator),
                 adam(self.lr)(tensors),
@@ -84,7 +84,14 @@ class Flute(Method):
         with torch.no_grad():
             for name, tensor in nearest_centroid_head(network, model, support).items():
                 state[name].copy_(tensor)
-        return Fitted(model, notes={"support_loss": losses, "parameters": sum(it.numel() for it in tensors)})
+        return Fitted(
+            model,
+            notes={
+                "support_loss": course.losses,
+                "epoch_seconds": course.epoch_seconds,
+                "parameters": sum(it.numel() for it in tensors),
+            },
+        )
 
 
 def centroid_loss(embeddings: Tensor, labels: Tensor, *, detach: bool = False) -> Tensor:

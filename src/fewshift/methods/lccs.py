@@ -20,11 +20,11 @@ from torch.func import functional_call
 from fewshift import progress
 from fewshift.coefficients import Convex, Linear
 from fewshift.errors import FewshiftError
-from fewshift.fit import fit
+from fewshift.fit import Course, fit
 from fewshift.heads import centroids, cosine_logits, nearest_centroid_head, train_head
 from fewshift.losses import Loss, mean_entropy
 from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, batchnorm, head_inputs, like, linear, logits_of, refuse_unadaptable
+from fewshift.network import Network, batchnorm, channels_last, head_inputs, like, linear, logits_of, refuse_unadaptable
 from fewshift.statistics import (
     Blend,
     Moments,
@@ -147,7 +147,8 @@ class LCCS(Method):
                 "grid": start.curve,
                 "steps": learned.steps,
                 "parameters": learned.parameters,
-                "support_loss": learned.losses,
+                "support_loss": learned.course.losses,
+                "epoch_seconds": learned.course.epoch_seconds,
                 "classifier": head.kind,
                 "classifier_loss": head.losses,
             },
@@ -165,9 +166,8 @@ class LCCS(Method):
         if self.adapt_dtype is not None or self._quirks.double:
             model = model.to(torch.float64 if self._quirks.double else getattr(torch, str(self.adapt_dtype)))
         images = like(model, support.images)
-        if images.ndim == 4:  # channels next to each other in memory: convolutions and pooling are faster so
-            model = model.to(memory_format=torch.channels_last)
-            images = images.to(memory_format=torch.channels_last)
+        if images.dtype == torch.float32:  # in double precision it would be slower
+            model, images = model.to(memory_format=torch.channels_last), channels_last(images)
         return network, replace(network, model=model), support.to(images)
 
     # stage 1
@@ -256,7 +256,7 @@ class LCCS(Method):
 
         answer = logits if self.gradient_head == "source" else _centroid_logits(network, model, support, logits)
         with private_randomness(seed) as generator:
-            losses = fit(
+            course = fit(
                 lambda indices: loss(answer(support.views(indices)), support.labels[indices]),
                 lambda: self._epoch(len(support), generator),
                 optimizer,
@@ -269,7 +269,7 @@ class LCCS(Method):
         return Learned(
             final,
             {name: it.values() for name, it in coefficients.items()},
-            losses,
+            course,
             steps=int(next(iter(optimizer.state.values()))["step"]) if optimizer.state else 0,
             parameters=sum(parameter.numel() for parameter in parameters),
         )
@@ -348,7 +348,7 @@ class Learned:
 
     normals: dict[str, Normal]
     coefficients: dict[str, dict[str, list[float]]]
-    losses: list[float]
+    course: Course
     steps: int
     parameters: int
 

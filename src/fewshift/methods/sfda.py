@@ -131,7 +131,7 @@ class SFDA(Method):
                 yield from (next(stream) for _ in range(min(left, self.memory_every)))
 
             turns = math.ceil(self.steps / self.memory_every)
-            losses = fit(loss, steps, optimizer, turns, what="sfda", after_step=schedule.step)
+            losses = fit(loss, steps, optimizer, turns, what="sfda", after_step=schedule.step).losses
             _, logits = predictions(model.eval(), head, unlabelled, in_order)
         return Fitted(
             network.with_tensors(model.state_dict()),

@@ -98,7 +98,7 @@ class SHOT(Method):
                 batches = minibatches(len(unlabelled), self.batch_size, generator)
                 yield from (indices for indices in batches if len(indices) > 1)
 
-            losses = fit(loss, epoch, optimizer, self.epochs, what="shot", after_step=schedule.step)
+            losses = fit(loss, epoch, optimizer, self.epochs, what="shot", after_step=schedule.step).losses
             _, probabilities = predictions(model.eval(), head, unlabelled, self.batch_size)
         given = [found for found in labels if found is not None]
         return Fitted(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from fewshift.files import whole
 from fewshift.method import Needs
 from fewshift.methods import METHODS
 from fewshift.report import figures, words
+from fewshift.report.tables import Table
 from fewshift.version import __version__
 
 if TYPE_CHECKING:
@@ -55,12 +56,71 @@ def demo_page(demo: Demo, path: str | Path) -> Path:
     )
 
 
+def bench_page(run: Run, path: str | Path) -> Path:
+    """What a run of grids found: their tables, how far they are, and the figures their records allow."""
+    return _write(path, "run.html", run=run)
+
+
 @dataclass(frozen=True)
 class Picture:
     """A figure, and what it shows in words."""
 
     svg: str
     caption: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error in words, how many cells ended in it, and some of them."""
+
+    error: str
+    count: int
+    examples: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What became of each class of a target: accuracies under two `methods`, and the matrices behind them."""
+
+    place: str
+    methods: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A grid: how many of its cells are done, its table where it has one, and what there is to see."""
+
+    title: str
+    file: str
+    cells: int
+    done: int
+    failures: Sequence[Failure]
+    table: Table | None = None
+    seeds: int = 1
+    pictures: Sequence[Picture] = ()
+    classes: Sequence[Classes] = ()
+
+    @property
+    def failed(self) -> int:
+        """Cells whose newest record is an error."""
+        return sum(it.count for it in self.failures)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder of records: the grids that were run into it, when, with what, and how to go on."""
+
+    name: str
+    sections: Sequence[Section]
+    cells: int
+    done: int
+    began: str
+    ended: str
+    seconds: float
+    versions: Mapping[str, str]
+    resume: str
 
 
 def _learning(result: Adaptation) -> list[Picture]:

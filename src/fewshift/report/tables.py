@@ -33,12 +33,12 @@ class Entry:
         """Population standard deviation over the seeds, as the paper's."""
         return statistics.pstdev(self.values.values()) if self.values else math.nan
 
-    def text(self, paper: bool = True) -> str:
+    def text(self, digits: int = 1) -> str:
         """mean ± spread (n), and the paper's value."""
+        beside = "" if self.paper is None else f" [{self.paper:.{digits}f}]"
         if not self.values:
-            return "-"
-        beside = f" [{self.paper:.1f}]" if paper and self.paper is not None else ""
-        return f"{self.mean:.1f} ± {self.spread:.1f} ({self.n}){beside}"
+            return f"-{beside}"
+        return f"{self.mean:.{digits}f} ± {self.spread:.{digits}f} ({self.n}){beside}"
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,13 @@ class Table:
     rule: str
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
+    ranked: bool = True  # whether more is better, so that the best is marked
+    digits: int = 1  # after the point
 
     def marks(self, column: int) -> dict[int, str]:
         """Which lines are best and second in a column, where the paired difference exceeds its standard error."""
+        if not self.ranked:
+            return {}
         ranked = sorted(
             (index for index, line in enumerate(self.lines) if line.entries[column].values),
             key=lambda index: -self.lines[index].entries[column].mean,
@@ -113,7 +117,8 @@ def markdown(table: Table) -> str:
     marks = [table.marks(column) for column in range(len(table.columns))]
     for index, line in enumerate(table.lines):
         cells = [
-            wraps.get(marks[it].get(index, ""), "{}").format(entry.text()) for it, entry in enumerate(line.entries)
+            wraps.get(marks[it].get(index, ""), "{}").format(entry.text(table.digits))
+            for it, entry in enumerate(line.entries)
         ]
         rows.append("| " + " | ".join([line.label, _shots(line), line.condition, *cells]) + " |")
     return f"### {table.title}\n\n{_header(table)}\n\n" + "\n".join(rows) + "\n"
@@ -132,6 +137,23 @@ def comma_separated(table: Table) -> str:
     return text.getvalue()
 
 
+def plain(table: Table) -> dict[str, Any]:
+    """The table as numbers and words, ready for JSON."""
+    lines = [
+        {
+            "method": line.label,
+            "k": line.shots,
+            "condition": line.condition,
+            "entries": {
+                column: {"values": list(entry.values.values()), "paper": entry.paper}
+                for column, entry in zip(table.columns, line.entries, strict=True)
+            },
+        }
+        for line in table.lines
+    ]
+    return {"title": table.title, "metric": table.metric, "rule": table.rule, "lines": lines}
+
+
 def latex(table: Table) -> str:
     """A booktabs table; best in bold, second underlined."""
     wraps = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
@@ -140,7 +162,7 @@ def latex(table: Table) -> str:
     for index, line in enumerate(table.lines):
         cells = []
         for column, entry in enumerate(line.entries):
-            number = rf"{entry.mean:.1f} $\pm$ {entry.spread:.1f}" if entry.values else "-"
+            number = rf"{entry.mean:.{table.digits}f} $\pm$ {entry.spread:.{table.digits}f}" if entry.values else "-"
             cells.append(wraps.get(marks[column].get(index, ""), "{}").format(number))
         rows.append(" & ".join([_escape(line.label), _shots(line), _escape(line.condition), *cells]) + r" \\")
     head = " & ".join(["method", "$k$", "condition", *map(_escape, table.columns)]) + r" \\"

@@ -82,7 +82,10 @@ def size(delta: Delta) -> str:
 
 def duration(seconds: float) -> str:
     """In a unit that suits it."""
-    return f"{seconds:.1f} seconds" if seconds < 100 else f"{seconds / 60:.1f} minutes"
+    for most, unit, name in ((100, 1, "seconds"), (6000, 60, "minutes")):
+        if seconds < most:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds / 3600:.1f} hours"
 
 
 def class_counts(given: Support) -> list[tuple[str, int]]:

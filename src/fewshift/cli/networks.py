@@ -1,17 +1,17 @@
-"""The command line. Results go to stdout, progress to stderr; heavy imports happen inside the commands."""
+"""Commands about one network: look at it, adapt it, use it."""
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fewshift.cli.app import Classes, Crop, DeltaFile, Json, Mean, Model, Resize, Std, Weights, app
+from fewshift.cli.console import check_outputs, number, one_thread, print_json, print_table, progress_bar
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -19,38 +19,6 @@ if TYPE_CHECKING:
 
     from fewshift.method import Method
     from fewshift.models import Loaded
-
-app = typer.Typer(
-    help="Fit a trained network to a new place with a handful of labelled images.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-Model = Annotated[
-    str | None,
-    typer.Option(help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER or package.module:factory.", show_default=False),
-]
-Weights = Annotated[
-    Path | None, typer.Option(help="A safetensors or weights-only file; a card (.json) beside it is read.")
-]
-Classes = Annotated[str | None, typer.Option(help="Class names in the network's order, separated by commas.")]
-Resize = Annotated[int | None, typer.Option(help="Shorter side, in pixels.")]
-Crop = Annotated[int | None, typer.Option(help="Centre crop, in pixels.")]
-Mean = Annotated[str | None, typer.Option(help="Per channel, such as 0.485,0.456,0.406.")]
-Std = Annotated[str | None, typer.Option(help="Per channel.")]
-DeltaFile = Annotated[Path | None, typer.Option(help="A delta written by `fewshift adapt --out`.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-
-
-def main() -> None:
-    """The entry point: a user's mistake is one sentence on stderr and exit code 1."""
-    try:
-        app()
-    except FewshiftError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
 
 
 @app.command()
@@ -61,12 +29,12 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """A network trained on MNIST meets digits from Turkish forms: a table and a report in under a minute."""
-    _one_thread()
-    _check_outputs([out], [])
+    one_thread()
+    check_outputs([out], [])
     from fewshift.demo import MORE, PLAN, run
     from fewshift.report import demo_page
 
-    with _progress():
+    with progress_bar():
         found = run(draws, PLAN + MORE if everything else PLAN)
     page = demo_page(found, out)
     if as_json:
@@ -74,9 +42,9 @@ def demo(
             {"method": it.method, "settings": it.settings, "k": it.shots, "accuracies": it.accuracies}
             for it in found.rows
         ]
-        _print_json({"source_accuracy": found.source_accuracy, "rows": rows, "report": str(page)})
+        print_json({"source_accuracy": found.source_accuracy, "rows": rows, "report": str(page)})
         return
-    _print_table(
+    print_table(
         f"MNIST network on UCI digits: accuracy in % on {found.test_images} images, "
         f"n = {found.draws} draws of the support",
         ["method", "k", "mean", "spread"],
@@ -118,9 +86,9 @@ def inspect(
         from dataclasses import asdict
 
         counts = {"coefficients": found.coefficients, "affine_parameters": found.affine_parameters}
-        _print_json(asdict(found) | counts)
+        print_json(asdict(found) | counts)
         return
-    _print_table(
+    print_table(
         f"{loaded.name}: {len(found.layers)} BatchNorm layers",
         ["layer", "kind", "channels", "calls"],
         [[it.name, it.kind, str(it.channels), "?" if it.calls is None else str(it.calls)] for it in found.layers],
@@ -128,7 +96,7 @@ def inspect(
     if not found.layers:
         typer.echo("nothing to adapt here: LCCS and the other BatchNorm methods need BatchNorm layers")
     if found.skipped:
-        _print_table("left alone", ["layer", "kind", "why"], [[it.name, it.kind, it.reason] for it in found.skipped])
+        print_table("left alone", ["layer", "kind", "why"], [[it.name, it.kind, it.reason] for it in found.skipped])
     typer.echo(
         f"parameters: {found.parameters:,}; in BatchNorm: {found.affine_parameters:,}; "
         f"LCCS with n = 1 learns {found.coefficients:,}"
@@ -167,7 +135,7 @@ def adapt(
     chosen = _method(method, setting or [])
     if support is None and unlabelled is None:
         raise typer.BadParameter("give --support, --unlabelled or both")
-    _check_outputs([out, report], [weights])
+    check_outputs([out, report], [weights])
     if (out or report) and not chosen.plain:
         raise FewshiftError(
             f"{method} returns a {chosen.returns}, of which there is no delta and no report: "
@@ -181,7 +149,7 @@ def adapt(
             folder = folder.subset(draw_support(folder.labels, shots, seed, folder.classes).tolist())
         images, labels = folder.tensors()
         labelled = Support(images, labels, folder.classes)
-    with _progress() as tell:
+    with progress_bar() as tell:
         result = fewshift.adapt(
             loaded.model,
             labelled,
@@ -200,7 +168,7 @@ def adapt(
     if as_json:
         layers = [{"name": it.name, "skipped": it.skipped, **(it.details or {})} for it in result.layers]
         facts = {"accepted": result.accepted, "reason": result.reason, "method": chosen.name, "seconds": result.seconds}
-        _print_json(facts | {"settings": chosen.settings(), "notes": result.notes, "layers": layers} | written)
+        print_json(facts | {"settings": chosen.settings(), "notes": result.notes, "layers": layers} | written)
         return
     from fewshift.report import words
 
@@ -209,7 +177,7 @@ def adapt(
         f"{chosen.name}: {words.given(result)}, {count} BatchNorm layers, {result.seconds:.1f} s; {result.reason}"
     )
     if result.notes.get("classifier"):
-        typer.echo(f"blend v = {_number(result.notes['v'])}, classifier: {result.notes['classifier']}")
+        typer.echo(f"blend v = {number(result.notes['v'])}, classifier: {result.notes['classifier']}")
     for skipped in (it for it in result.layers if it.skipped):
         typer.echo(f"left alone: {skipped.name} ({skipped.kind}): {skipped.skipped}")
     for what, file in written.items():
@@ -238,7 +206,7 @@ def predict(
     from fewshift.data import image_files
     from fewshift.files import whole
 
-    _check_outputs([out], [weights, delta])
+    check_outputs([out], [weights, delta])
     loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
     files = image_files(images)
     rows = []
@@ -305,7 +273,7 @@ def evaluate(
         for label in present
     }
     if as_json:
-        _print_json({"images": len(labels), "accuracy": accuracy, "per_class": per_class})
+        print_json({"images": len(labels), "accuracy": accuracy, "per_class": per_class})
         return
     rows = [
         [name, str(int((labels == label).sum())), *(f"{value:.1f}" for value in per_class[name].values())]
@@ -314,7 +282,7 @@ def evaluate(
     mean_row = [f"{sum(it[name] for it in per_class.values()) / len(per_class):.1f}" for name in networks]
     rows.append(["mean of classes", str(len(present)), *mean_row])
     rows.append(["all images", str(len(labels)), *(f"{accuracy[name]:.1f}" for name in networks)])
-    _print_table("accuracy in %", ["class", "images", *networks], rows)
+    print_table("accuracy in %", ["class", "images", *networks], rows)
 
 
 @app.command()
@@ -333,7 +301,7 @@ def merge(
     from fewshift.files import whole
 
     card_file = out.with_suffix(".json")
-    _check_outputs([out, card_file], [weights, delta])
+    check_outputs([out, card_file], [weights, delta])
     change = Delta.load(delta)
     loaded = models.load(model, weights, classes=change.classes)
     network = change.revert(loaded.model) if revert else change.apply(loaded.model)
@@ -343,109 +311,6 @@ def merge(
         save_model(network, str(draft))
         card_draft.write_text(json.dumps({key: value for key, value in card.items() if value is not None}, indent=1))
     typer.echo(f"weights: {out} ({out.stat().st_size:,} bytes), card: {card_file}")
-
-
-@app.command()
-def bench(
-    grids: Annotated[list[Path], typer.Argument(help="Grid files, such as grids/smoke.toml.")],
-    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME of the first grid by default.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; FEWSHIFT_DATA otherwise.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="A folder of source networks, SOURCE.safetensors each.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
-    as_json: Json = False,
-) -> None:
-    """Run the cells of grids that have no result yet; call it again to go on where it stopped."""
-    _one_thread()
-    from fewshift.bench.grid import Grid
-    from fewshift.bench.record import Records
-    from fewshift.bench.sweep import missing, sweep
-    from fewshift.bench.workshop import open_workshop
-
-    cells = list({cell.key: cell for grid in grids for cell in Grid.load(grid).cells()}.values())
-    folder = out or Path("runs") / grids[0].stem
-    records = Records(folder)
-    for grid in grids:
-        records.keep_grid(grid)
-    left = len(missing(cells, records))
-    failed: list[str] = []
-    with _progress() as tell:
-        done = 0
-
-        def hear(record: dict[str, Any]) -> None:
-            nonlocal done
-            done += 1
-            if "error" in record:
-                failed.append(record["error"])
-            tell(f"cells ({len(failed)} failed)" if failed else "cells", done, left)
-
-        arguments = (None if data_root is None else str(data_root), None if weights is None else str(weights))
-        sweep(cells, folder, open_workshop, arguments, workers=workers, tell=hear)
-    still = len(missing(cells, records))
-    if as_json:
-        _print_json({"folder": str(folder), "cells": len(cells), "run": left - still, "failed": len(failed)})
-    else:
-        typer.echo(f"{len(cells) - still} of {len(cells)} cells done, {left - still} now: {folder}")
-    for sentence in sorted(set(failed)):
-        typer.echo(f"failed: {sentence}", err=True)
-    if still:
-        raise typer.Exit(1)
-
-
-@app.command()
-def report(
-    grid: Annotated[Path, typer.Argument(help="The grid file.")],
-    run: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME by default.")] = None,
-) -> None:
-    """Print the table of a run, and write it as Markdown, CSV and LaTeX into its folder."""
-    from fewshift.bench.grid import Grid
-    from fewshift.bench.record import Records
-    from fewshift.bench.results import table_of
-    from fewshift.files import whole
-    from fewshift.report import tables
-
-    folder = run or Path("runs") / grid.stem
-    if not (folder / "records.jsonl").is_file():
-        raise FewshiftError(f"there are no records in {folder}: run `fewshift bench {grid}` first")
-    table = tables.with_average(table_of(Grid.load(grid), Records(folder).read()))
-    for name, render in {"md": tables.markdown, "csv": tables.comma_separated, "tex": tables.latex}.items():
-        with whole(folder / f"table.{name}") as draft:
-            draft.write_text(render(table), encoding="utf-8")
-    typer.echo(tables.markdown(table))
-
-
-@app.command("list")
-def list_(
-    what: Annotated[str, typer.Argument(help="methods, models or datasets.")],
-    contains: Annotated[str, typer.Option("--filter", help="Only names that contain this.")] = "",
-    as_json: Json = False,
-) -> None:
-    """What there is to choose from."""
-    if what == "methods":
-        from fewshift import catalogue
-
-        rows = [it for it in catalogue.rows() if contains in it["name"]]
-        if as_json:
-            _print_json(rows)
-            return
-        columns = ["name", "looks at", "returns", "paper"]
-        table = [[*(it[column] for column in columns), catalogue.settings_line(it)] for it in rows]
-        _print_table("methods", [*columns, "settings"], table)
-    elif what == "models":
-        from fewshift import models
-
-        names = [name for name in models.names() if contains in name]
-        typer.echo(json.dumps(names) if as_json else "\n".join(names))
-    elif what == "datasets":
-        from fewshift.data.collections import describe
-
-        found = [it for it in describe() if contains in it["name"]]
-        if as_json:
-            _print_json(found)
-            return
-        columns = list(found[0]) if found else []
-        _print_table("datasets", columns, [[str(it[column]) for column in columns] for it in found])
-    else:
-        raise typer.BadParameter(f"'{what}' is unknown: choose methods, models or datasets")
 
 
 def _load(
@@ -506,7 +371,7 @@ def _answers(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Ten
     from fewshift.network import like, logits_of
 
     steps, network = _preprocess(loaded), loaded.model.eval()
-    with _progress() as tell, torch.no_grad():
+    with progress_bar() as tell, torch.no_grad():
         for start in range(0, len(files), batch):
             images = [steps(open_image(file, steps.mode)) for file in files[start : start + batch]]
             same = len({image.shape for image in images}) == 1
@@ -540,85 +405,3 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
         return None if text is None else tuple(float(it) for it in text.split(","))
     except ValueError:
         raise FewshiftError(f"{option} {text} is not a list of numbers: write it like 0.5,0.5,0.5") from None
-
-
-def _check_outputs(outputs: list[Path | None], inputs: list[Path | None]) -> None:
-    """Told before the work begins, not after it: what cannot be written, and what would be written over."""
-    taken = {path.absolute() for path in inputs if path is not None}
-    for path in outputs:
-        if path is None:
-            continue
-        if path.absolute() in taken:
-            raise FewshiftError(f"{path} is named twice, or is read as well: choose different files")
-        taken.add(path.absolute())
-        try:
-            if path.exists() and not path.is_file():
-                raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
-            with tempfile.TemporaryFile(dir=path.absolute().parent):
-                pass
-        except OSError as error:
-            raise FewshiftError(
-                f"cannot write {path}: {error.strerror}: choose a file in a folder that exists and is writable"
-            ) from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr, for work that takes more than a moment; silent when stderr is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from fewshift import progress
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
-
-        with progress.told_to(tell):
-            yield tell
-
-
-def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table on stdout, as wide as it needs to be when it goes into a file."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    console.print(title, style="bold", highlight=False, soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        numeric = bool(rows) and all(_is_number(row[index]) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _is_number(text: str) -> bool:
-    return text in {"-", "?"} or text.replace(".", "").replace(",", "").replace("-", "").isdigit()
-
-
-def _number(value: Any) -> str:
-    return f"{value:.1f}" if isinstance(value, float) else "one per layer"
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1))
-
-
-def _one_thread() -> None:
-    """Small networks on small images are fastest on one thread."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,31 @@
+"""The application that commands join, and the options they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Fit a trained network to a new place with a handful of labelled images.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str | None,
+    typer.Option(help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER or package.module:factory.", show_default=False),
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="A safetensors or weights-only file; a card (.json) beside it is read.")
+]
+Classes = Annotated[str | None, typer.Option(help="Class names in the network's order, separated by commas.")]
+Resize = Annotated[int | None, typer.Option(help="Shorter side, in pixels.")]
+Crop = Annotated[int | None, typer.Option(help="Centre crop, in pixels.")]
+Mean = Annotated[str | None, typer.Option(help="Per channel, such as 0.485,0.456,0.406.")]
+Std = Annotated[str | None, typer.Option(help="Per channel.")]
+DeltaFile = Annotated[Path | None, typer.Option(help="A delta written by `fewshift adapt --out`.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]

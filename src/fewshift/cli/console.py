@@ -1,0 +1,127 @@
+"""What commands print, and where they may write."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import typer
+
+from fewshift.errors import FewshiftError
+
+
+def check_outputs(outputs: list[Path | None], inputs: list[Path | None]) -> None:
+    """Told before the work begins, not after it: what cannot be written, and what would be written over."""
+    taken = {path.absolute() for path in inputs if path is not None}
+    for path in outputs:
+        if path is None:
+            continue
+        if path.absolute() in taken:
+            raise FewshiftError(f"{path} is named twice, or is read as well: choose different files")
+        taken.add(path.absolute())
+        try:
+            if path.exists() and not path.is_file():
+                raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
+            with tempfile.TemporaryFile(dir=path.absolute().parent):
+                pass
+        except OSError as error:
+            raise FewshiftError(
+                f"cannot write {path}: {error.strerror}: choose a file in a folder that exists and is writable"
+            ) from error
+
+
+class Tell(Protocol):
+    """Hears how far the work is."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        """`done` of `total`; a note stands beside the name."""
+
+
+@contextmanager
+def progress_bar() -> Iterator[Tell]:
+    """Bars on stderr for work that takes more than a moment; where it is no terminal, a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fewshift import progress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int, note: str = "") -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total, description=f"{what}, {note}" if note else what)
+            if done >= total:
+                bar.remove_task(tasks.pop(what))
+
+        with progress.told_to(tell):
+            yield tell
+
+
+class Lines:
+    """Progress of long work in a log file: a line now and then, with the time that is left."""
+
+    def __init__(self, every: float = 30.0) -> None:
+        self._every = every
+        self._began = self._last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        """Print if it is time."""
+        now = time.monotonic()
+        if done and now - self._last >= self._every:
+            self._last = now
+            left = (now - self._began) / done * (total - done)
+            beside = f", {note}" if note else ""
+            typer.echo(f"{done} of {total} {what}{beside}, about {_duration(left)} left", err=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min" if minutes else "no time"
+
+
+def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A table on stdout, as wide as it needs to be when it goes into a file."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(_is_number(row[index]) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _is_number(text: str) -> bool:
+    return text in {"-", "?"} or text.replace(".", "").replace(",", "").replace("-", "").isdigit()
+
+
+def number(value: Any) -> str:
+    """A common value, or that there is none."""
+    return f"{value:.1f}" if isinstance(value, float) else "one per layer"
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    typer.echo(json.dumps(value, indent=1))
+
+
+def one_thread() -> None:
+    """Small networks on small images are fastest on one thread."""
+    import torch
+
+    torch.set_num_threads(1)

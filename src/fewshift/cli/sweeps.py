@@ -1,0 +1,162 @@
+"""Commands about many experiments: the benchmark, its report, and what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fewshift.cli.app import Json, app
+from fewshift.cli.console import Lines, one_thread, print_json, print_table, progress_bar
+from fewshift.errors import FewshiftError
+
+
+@app.command()
+def bench(
+    grids: Annotated[list[Path], typer.Argument(help="Grid files, such as grids/smoke.toml.")],
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME of the first grid by default.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; FEWSHIFT_DATA otherwise.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A folder of source networks, SOURCE.safetensors each.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
+    engine: Annotated[str, typer.Option(help="local, or ray: on a Ray cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of the Ray cluster, or auto; without it a local one is started.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the cells of grids that have no result yet; call it again to go on where it stopped."""
+    one_thread()
+    from fewshift.bench.features import load_grid
+    from fewshift.bench.record import Records
+    from fewshift.bench.sweep import missing, sweep
+    from fewshift.bench.workshop import open_workshop
+
+    plans = [load_grid(grid) for grid in grids]
+    cells = list({cell.key: cell for plan in plans for cell in plan.cells()}.values())
+    folder = out or Path("runs") / grids[0].stem
+    records = Records(folder)
+    for grid in grids:
+        records.keep_grid(grid)
+    left = len(missing(cells, records))
+    errors: list[str] = []
+    done = 0
+    with progress_bar() as bar:
+        tell = bar if sys.stderr.isatty() else Lines()
+
+        def hear(record: dict[str, Any]) -> None:
+            nonlocal done
+            done += 1
+            if "error" in record:
+                errors.append(record["error"])
+            tell("cells", done, left, f"{len(errors)} failed")
+
+        arguments = (_absolute(data_root), _absolute(weights))
+        bar("cells", 0, left, "0 failed")
+        sweep(cells, folder, open_workshop, arguments, workers=workers, tell=hear, engine=engine, address=address)
+    still = len(missing(cells, records))
+    if as_json:
+        print_json({"folder": str(folder), "cells": len(cells), "run": done, "failed": len(errors), "missing": still})
+    else:
+        typer.echo(f"{len(cells) - still} of {len(cells)} cells have a result, {done} were run now: {folder}")
+        if not still:
+            typer.echo(f"see it: fewshift report {folder}")
+    for sentence in sorted(set(errors)):
+        times = errors.count(sentence)
+        typer.echo(f"failed: {sentence}" + (f" ({times} cells)" if times > 1 else ""), err=True)
+    if still:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/smoke.")],
+    as_json: Json = False,
+) -> None:
+    """Print the tables of a run; write them as Markdown, CSV and LaTeX, and a page with figures, into its folder."""
+    from fewshift.bench.features import load_grid
+    from fewshift.bench.grid import Grid
+    from fewshift.bench.page import run_page
+    from fewshift.bench.record import Records
+    from fewshift.bench.results import table_of
+    from fewshift.files import whole
+    from fewshift.report import tables
+
+    if not (run / "records.jsonl").is_file():
+        raise FewshiftError(f"there are no records in {run}: give the folder that `fewshift bench` named")
+    records = Records(run)
+    found = records.read()
+    plans = {path.stem: load_grid(path) for path in records.grids()}
+    finished = {
+        name: tables.with_average(table_of(plan, found)) for name, plan in plans.items() if isinstance(plan, Grid)
+    }
+    page = run_page(run)
+    (run / "tables").mkdir(exist_ok=True)
+    for name, table in finished.items():
+        for ending, render in {"md": tables.markdown, "csv": tables.comma_separated, "tex": tables.latex}.items():
+            with whole(run / "tables" / f"{name}.{ending}") as draft:
+                draft.write_text(render(table), encoding="utf-8")
+    if as_json:
+        print_json({"page": str(page), "tables": {name: tables.plain(table) for name, table in finished.items()}})
+        return
+    for table in finished.values():
+        typer.echo(tables.markdown(table))
+    typer.echo(f"tables: {run / 'tables'}, page: {page}")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, models, datasets or grids.")],
+    contains: Annotated[str, typer.Option("--filter", help="Only names that contain this.")] = "",
+    folder: Annotated[Path, typer.Option(help="Where grid files lie.")] = Path("grids"),
+    as_json: Json = False,
+) -> None:
+    """What there is to choose from."""
+    if what == "methods":
+        from fewshift import catalogue
+
+        rows = [it for it in catalogue.rows() if contains in it["name"]]
+        if as_json:
+            print_json(rows)
+            return
+        columns = ["name", "looks at", "returns", "paper"]
+        table = [[*(it[column] for column in columns), catalogue.settings_line(it)] for it in rows]
+        print_table("methods", [*columns, "settings"], table)
+    elif what == "models":
+        from fewshift import models
+
+        names = [name for name in models.names() if contains in name]
+        typer.echo(json.dumps(names) if as_json else "\n".join(names))
+    elif what == "datasets":
+        from fewshift.data.collections import describe
+
+        _print_found("datasets", [it for it in describe() if contains in it["name"]], as_json)
+    elif what == "grids":
+        from fewshift.bench.features import load_grid
+
+        files = sorted(path for path in folder.glob("*.toml") if contains in path.stem)
+        if not files:
+            raise FewshiftError(f"there are no grids in {folder}: pass --folder with the grids of the project")
+        plans = {path: load_grid(path) for path in files}
+        found = [
+            {"file": str(path), "title": plan.title, "cells": len({cell.key for cell in plan.cells()})}
+            for path, plan in plans.items()
+        ]
+        _print_found("grids", found, as_json)
+    else:
+        raise typer.BadParameter(f"'{what}' is unknown: choose methods, models, datasets or grids")
+
+
+def _print_found(title: str, found: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    columns = list(found[0]) if found else []
+    print_table(title, columns, [[str(it[column]) for column in columns] for it in found])
+
+
+def _absolute(path: Path | None) -> str | None:
+    """As text that means the same in a worker's folder."""
+    return None if path is None else str(path.absolute())
