@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -192,10 +190,6 @@ def test_later_steps_train_everything():
     assert changed(QUICK) == set(make_tiny().state_dict())
 
 
-def test_zero_steps_are_the_source_network():
-    assert changed(SFDA(steps=0)) == set()
-
-
 def naive_steps(model, images, steps, lr, head_lr):
     """Full-batch SFDA on the tiny network, memory every two steps, with hand-made Nesterov momentum in float64."""
     with torch.no_grad():
@@ -281,47 +275,10 @@ def test_the_notes_are_plain_numbers_one_for_every_memory():
 # the promises
 
 
-def test_the_given_model_is_unchanged_bit_for_bit():
-    model = make_tiny().train()
-    model.fc.requires_grad_(False)
-    before, flags = state(model), [it.requires_grad for it in model.parameters()]
-    predictor = QUICK.adapt(model, target())
-    assert same_state(before, state(model))
-    assert (
-        flags == [it.requires_grad for it in model.parameters()] == [it.requires_grad for it in predictor.parameters()]
-    )
-    assert all(module.training for module in model.modules())
-    assert not any(module.training for module in predictor.modules())
-    assert predictor.bn1.momentum == model.bn1.momentum
-    assert not any(module._forward_pre_hooks for module in (*model.modules(), *predictor.modules()))
-
-
-@pytest.mark.parametrize("memory", ["eval", "train"])
-def test_the_same_seed_gives_the_same_predictor_and_global_randomness_is_untouched(memory):
-    def noisy(image):
-        return image + torch.randn(()) + random.random() + np.random.rand()
-
-    method = SFDA(steps=5, memory_every=2, batch_size=8, memory=memory)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-    first, again, other = (state(method.adapt(make_tiny(), target(augment=noisy), seed)) for seed in (3, 3, 4))
-    assert same_state(first, again)
-    assert not same_state(first, other)
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1] == random.getstate()
-    assert np.array_equal(before[2], np.random.get_state()[1])
-
-
 def test_it_can_be_called_where_gradients_are_off():
     with torch.no_grad():
         off = state(QUICK.adapt(make_tiny(), target()))
     assert same_state(off, state(QUICK.adapt(make_tiny(), target())))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_logits_follow_the_networks_type_and_are_finite(dtype):
-    answer = QUICK.adapt(make_tiny().to(dtype), target())(IMAGES.to(dtype))
-    assert answer.dtype == dtype
-    assert torch.isfinite(answer).all()
 
 
 def test_a_dataset_is_read_when_it_is_needed_and_gives_what_a_tensor_gives():
@@ -363,10 +320,6 @@ def test_a_convolutional_head_frozen_batchnorm_and_dictionaries_work():
     assert names >= {"conv.weight", "bn.running_var", "classify.weight", "classify.bias"}
 
 
-def test_the_fields_survive_json():
-    assert SFDA(**json.loads(json.dumps(QUICK.settings()))) == QUICK
-
-
 @pytest.mark.parametrize("field", ["steps", "memory_every", "max_prototypes", "lr", "head_lr", "batch_size"])
 def test_settings_that_make_no_sense_are_refused(field):
     with pytest.raises(FewshiftError, match=rf"^{field}=-1 does not fit sfda: give "):
@@ -400,11 +353,6 @@ class Dense(Odd):
 def test_what_cannot_be_adapted_gets_one_sentence(model, images, sentence):
     with pytest.raises(FewshiftError, match=sentence):
         QUICK.adapt(model, target(images))
-
-
-def test_missing_images_get_one_sentence_even_beside_a_support():
-    with pytest.raises(FewshiftError, match=r"^sfda needs unlabelled target images: pass "):
-        QUICK.adapt(make_tiny(), Target(make_support()))
 
 
 def test_a_divergence_is_an_error_not_a_network_of_nans():
