@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from fewshift import FewshiftError
 from fewshift.bench.cell import Cell
 from fewshift.bench.record import Records
 from fewshift.streams import Condition
@@ -48,7 +49,7 @@ def test_records_are_read_back_and_the_newest_of_a_key_counts(tmp_path):
     assert Records(tmp_path / "run").read() == {"a": {"key": "a", "value": 3}, "b": {"key": "b", "value": 2}}
 
 
-@pytest.mark.parametrize("torn", [b'{"key": "c", "val', b"{", b'{"key": "c"}'])
+@pytest.mark.parametrize("torn", [b'{"key": "c", "val', b"{", b"\xff\xfe"])
 def test_a_torn_last_line_is_recognised_and_repaired(tmp_path, torn):
     records = Records(tmp_path)
     records.append({"key": "a"})
@@ -57,6 +58,32 @@ def test_a_torn_last_line_is_recognised_and_repaired(tmp_path, torn):
     assert records.read() == {"a": {"key": "a"}}
     records.append({"key": "b"})
     assert [json.loads(line)["key"] for line in records.file.read_text().splitlines()] == ["a", "b"]
+
+
+def test_a_last_record_that_lacks_only_its_end_is_kept(tmp_path):
+    records = Records(tmp_path)
+    records.append({"key": "a"})
+    with records.file.open("ab") as file:
+        file.write(b'{"key": "c"}')
+    assert list(records.read()) == ["a", "c"]
+    records.append({"key": "b"})
+    assert [json.loads(line)["key"] for line in records.file.read_text().splitlines()] == ["a", "c", "b"]
+
+
+def test_lines_that_are_no_records_are_passed_over_and_counted(tmp_path):
+    records = Records(tmp_path)
+    records.append({"key": "a"})
+    with records.file.open("ab") as file:
+        file.write(b'garbage\n\n[1]\n{"no": "key"}\n\xff\n')
+    records.append({"key": "b"})
+    assert list(records.read()) == ["a", "b"]
+    assert records.damaged == 4
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FewshiftError, match="choose another folder"):
+        Records(tmp_path / "file" / "run")
 
 
 def append_many(folder: str, name: int) -> None:

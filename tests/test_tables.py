@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
-from fewshift.report.tables import Entry, Line, Table, comma_separated, is_ahead, latex, markdown, with_average
+from fewshift.report.tables import Entry, Line, Table, comma_separated, is_ahead, latex, markdown, plain, with_average
 
 
 def entry(*values: float, paper: float | None = None) -> Entry:
@@ -49,6 +50,28 @@ def test_marks_stop_where_the_order_is_not_certain():
     assert TABLE.marks(1) == {}
 
 
+def test_lines_with_other_test_images_are_not_ranked_together():
+    first, *rest = TABLE.lines
+    apart = replace(TABLE, lines=(first, *(replace(line, among="long tail") for line in rest)))
+    assert apart.marks(0) == {2: "best"}  # alone, the first has nobody to be ahead of
+    assert replace(TABLE, ranked=False).marks(0) == {}
+
+
+def test_columns_that_say_nothing_are_left_out_and_labels_cannot_break_a_table():
+    odd = Table("T", "m", "r", ("a|b",), (Line("x|y <b> *z*\n\\cmd^2", None, "", (entry(1, 2, paper=3.0),)),))
+    head, _, line = markdown(odd).strip().splitlines()[-3:]
+    assert head == r"| method | a\|b |"
+    assert line == r"| x\|y &lt;b> \*z\* \\cmd^2 | 1.5 ± 0.5 (2) [3.0] |"
+    body = latex(odd)
+    assert r"x\textbar{}y \textless{}b\textgreater{} *z* \textbackslash{}cmd\textasciicircum{}2" in body
+
+
+def test_json_has_every_number_with_its_seed():
+    entries = plain(TABLE)["lines"][2]["entries"]["art"]
+    assert entries["values"] == {"0": 70, "1": 72, "2": 74}
+    assert (entries["mean"], entries["n"], entries["paper"], entries["mark"]) == (72, 3, 80.0, "best")
+
+
 def test_the_average_is_taken_within_each_seed_first():
     averaged = with_average(TABLE)
     assert averaged.columns[-1] == "average"
@@ -74,6 +97,6 @@ def test_csv_keeps_every_value():
 def test_latex_escapes_and_balances():
     text = latex(TABLE)
     assert r"a\_b" in text
-    assert r"\textbf{72.0 $\pm$ 1.6}" in text
+    assert r"\textbf{72.0 $\pm$ 1.6 (3) [80.0]}" in text
     assert text.count("{") == text.count("}")
     assert all(line.count(" & ") == 4 for line in text.splitlines() if line.endswith(r"\\"))

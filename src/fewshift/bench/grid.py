@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -26,6 +27,70 @@ METRICS = (
 )
 MEASURES = ("score", "v", "adapt_seconds", "epoch_seconds")
 ARROW, OF = "->", "/"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a key of a grid file may hold, and how to say so."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+    def check(self, path: Path, name: str, value: Any) -> None:
+        """One sentence if the value does not fit."""
+        if not self.fits(value):
+            raise FewshiftError(f"{path} has {name} = {value!r}: give {self.words}")
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and value >= least
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and value != [] and all(map(fits, value)) and _differ(value)
+
+
+def _differ(values: list[Any]) -> bool:
+    return len({str(value) for value in values}) == len(values)
+
+
+def _word(value: Any) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _printed(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _number(it) or (isinstance(it, dict) and all(map(_number, it.values()))) for it in value.values()
+    )
+
+
+WORD = Kind("a word", _word)
+COUNT = Kind("a whole number from 1", _whole(1))
+GRID_KINDS = {
+    "title": WORD,
+    "source": WORD,
+    "dataset": WORD,
+    "metric": WORD,
+    "measure": WORD,
+    "targets": Kind('a list of different domains, such as ["sketch"]', _list_of(_word)),
+    "seeds": Kind("a list of different whole numbers from 0, such as [0, 1, 2]", _list_of(_whole(0))),
+    "max_test": COUNT,
+    "largest_support": COUNT,
+}
+ROW_KINDS = {
+    "method": WORD,
+    "label": WORD,
+    "source": WORD,
+    "settings": Kind("a table of settings, such as {epochs = 5}", lambda value: isinstance(value, dict)),
+    "shots": Kind("a list of different whole numbers from 1, such as [1, 5]", _list_of(_whole(1))),
+    "conditions": Kind("a list of tables, such as [{batch_size = 8}]", _list_of(lambda it: isinstance(it, dict))),
+    "paper": Kind("values by target, such as {sketch = 67.0}", _printed),
+}
+CONDITION_KINDS = {"order": WORD, "alpha": Kind("a number from 1", _number), "batch_size": COUNT}
 
 
 @dataclass(frozen=True)
@@ -90,6 +155,9 @@ class Grid:
         missing = [it for it in ("title", "source", "targets", "seeds") if it not in data]
         if missing or not rows:
             raise FewshiftError(f"{path} lacks {missing[0] if missing else 'rows'}: add it")
+        for name, kind in GRID_KINDS.items():
+            if name in data:
+                kind.check(path, name, data[name])
         values: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in data.items()}
         grid = cls(rows=rows, **values)
         _check(path, grid)
@@ -153,13 +221,22 @@ def check_known(path: Path, where: str, data: Mapping[str, Any], kind: type) -> 
 
 def _row(path: Path, data: dict[str, Any]) -> Row:
     check_known(path, "a row", data, Row)
+    for name, kind in ROW_KINDS.items():
+        if name in data:
+            kind.check(path, name, data[name])
     if data.get("method") not in METHODS:
         raise FewshiftError(f"{path} has a row with method {data.get('method')!r}: choose one of {', '.join(METHODS)}")
     for condition in data.get("conditions", []):
         check_known(path, "a condition", condition, Condition)
+        for name, kind in CONDITION_KINDS.items():
+            if name in condition:
+                kind.check(path, name, condition[name])
     given = dict(data)
     if "conditions" in given:
-        given["conditions"] = tuple(Condition(**it) for it in given["conditions"])
+        try:
+            given["conditions"] = tuple(Condition(**it) for it in given["conditions"])
+        except FewshiftError as error:
+            raise FewshiftError(f"{path} has a condition that cannot be: {error}") from error
     if "shots" in given:
         given["shots"] = tuple(given["shots"])
     row = Row(**given)

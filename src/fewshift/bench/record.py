@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fewshift.errors import FewshiftError
 from fewshift.files import whole
 
 Record = dict[str, Any]
@@ -26,12 +27,18 @@ class Records:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.file = self.folder / "records.jsonl"
-        (self.folder / "claims").mkdir(parents=True, exist_ok=True)
+        self.damaged = 0  # lines that the last reading passed over
+        try:
+            (self.folder / "claims").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FewshiftError(f"cannot write into {folder} ({error.strerror}): choose another folder") from error
 
     def read(self) -> dict[str, Record]:
-        """The newest record of every key."""
+        """The newest record of every key; lines that are no records are passed over, and counted."""
         with self._locked() as file:
-            return {record["key"]: record for record in _whole_lines(file)}
+            found = [_record(line) for line in _lines(_content(file))]
+        self.damaged = found.count(None)
+        return {record["key"]: record for record in found if record is not None}
 
     def append(self, record: Record) -> None:
         """Add one line, on disk before this returns."""
@@ -45,7 +52,7 @@ class Records:
     def keep_grid(self, grid: Path) -> None:
         """A copy of a grid file beside its records, so that the folder alone can be reported on."""
         (self.folder / "grids").mkdir(exist_ok=True)
-        with whole(self.folder / "grids" / grid.name) as draft:
+        with whole(self.folder / "grids" / f"{grid.stem}.toml") as draft:
             draft.write_bytes(grid.read_bytes())
 
     def grids(self) -> list[Path]:
@@ -68,7 +75,10 @@ class Records:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise FewshiftError(f"cannot open {self.file} ({error.strerror}): choose another folder") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield handle
@@ -83,15 +93,30 @@ def _content(handle: int) -> bytes:
 
 
 def _repair(handle: int) -> None:
-    """Cut off a last line that has no end: its writer died."""
+    """Cut off a last line that has no end, for its writer died; if only the end is missing, add it."""
     content = _content(handle)
     end = content.rfind(b"\n") + 1
-    if end < len(content):
+    if end == len(content):
+        return
+    if _record(content[end:]) is None:
         os.ftruncate(handle, end)
+    else:
+        os.lseek(handle, 0, os.SEEK_END)
+        os.write(handle, b"\n")
 
 
-def _whole_lines(handle: int) -> Iterator[Record]:
-    """Every line that has its end; a torn last one is passed over, and repaired by the next writer."""
-    content = _content(handle)
-    for line in content[: content.rfind(b"\n") + 1].splitlines():
-        yield json.loads(line)
+def _lines(content: bytes) -> Iterator[bytes]:
+    """Every line; a torn last one is left to the next writer's repair."""
+    *lines, last = content.split(b"\n")
+    yield from filter(None, lines)
+    if _record(last) is not None:
+        yield last
+
+
+def _record(line: bytes) -> Record | None:
+    """The record in a line, if there is one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("key"), str) else None

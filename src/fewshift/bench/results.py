@@ -69,6 +69,7 @@ def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
                 for place in grid.places
             ),
             _printed(row, "average", shots),
+            among=f"{condition.order} {condition.alpha}",
         )
         for row in grid.rows
         for shots, condition in product(row.shots or (None,), row.conditions)

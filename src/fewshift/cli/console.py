@@ -86,7 +86,13 @@ class Lines:
 
 def _duration(seconds: float) -> str:
     minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min" if minutes else "no time"
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min"
+        if minutes
+        else "less than a minute"
+    )
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fewshift.cli.app import Json, app
 from fewshift.cli.console import Lines, one_thread, print_json, print_table, progress_bar
 from fewshift.errors import FewshiftError
+
+if TYPE_CHECKING:
+    from fewshift.bench.features import FeatureGrid
+    from fewshift.bench.grid import Grid
+    from fewshift.bench.record import Records
 
 
 @app.command()
@@ -35,6 +41,7 @@ def bench(
     from fewshift.bench.workshop import open_workshop
 
     plans = [load_grid(grid) for grid in grids]
+    _check_plans(grids, plans)
     cells = list({cell.key: cell for plan in plans for cell in plan.cells()}.values())
     folder = out or Path("runs") / grids[0].stem
     records = Records(folder)
@@ -55,7 +62,11 @@ def bench(
 
         arguments = (_absolute(data_root), _absolute(weights))
         bar("cells", 0, left, "0 failed")
-        sweep(cells, folder, open_workshop, arguments, workers=workers, tell=hear, engine=engine, address=address)
+        try:
+            sweep(cells, folder, open_workshop, arguments, workers=workers, tell=hear, engine=engine, address=address)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped after {done} of {left} cells: call it again to go on", err=True)
+            raise
     still = len(missing(cells, records))
     if as_json:
         print_json({"folder": str(folder), "cells": len(cells), "run": done, "failed": len(errors), "missing": still})
@@ -66,6 +77,9 @@ def bench(
     for sentence in sorted(set(errors)):
         times = errors.count(sentence)
         typer.echo(f"failed: {sentence}" + (f" ({times} cells)" if times > 1 else ""), err=True)
+    if still > len(errors):
+        typer.echo(f"{still - len(errors)} cells have no result: another process has them, or had them", err=True)
+    _tell_damage(records)
     if still:
         raise typer.Exit(1)
 
@@ -76,7 +90,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print the tables of a run; write them as Markdown, CSV and LaTeX, and a page with figures, into its folder."""
-    from fewshift.bench.features import load_grid
+    from fewshift.bench.features import FeatureGrid, load_grid
     from fewshift.bench.grid import Grid
     from fewshift.bench.page import run_page
     from fewshift.bench.record import Records
@@ -98,11 +112,20 @@ def report(
         for ending, render in {"md": tables.markdown, "csv": tables.comma_separated, "tex": tables.latex}.items():
             with whole(run / "tables" / f"{name}.{ending}") as draft:
                 draft.write_text(render(table), encoding="utf-8")
+    counts = {name: _counts(plan.cells(), found) for name, plan in plans.items()}
+    _tell_damage(records)
     if as_json:
-        print_json({"page": str(page), "tables": {name: tables.plain(table) for name, table in finished.items()}})
+        written = {name: tables.plain(table) for name, table in finished.items()}
+        print_json({"page": str(page), "cells": counts, "tables": written})
         return
-    for table in finished.values():
-        typer.echo(tables.markdown(table))
+    for name, plan in plans.items():
+        if name in finished:
+            typer.echo(tables.markdown(finished[name]))
+        elif isinstance(plan, FeatureGrid):
+            _print_gaps(plan, found)
+        if counts[name]["failed"] or counts[name]["missing"]:
+            told = ", ".join(f"{count} {what}" for what, count in counts[name].items())
+            typer.echo(f"{name}: {told}", err=True)
     typer.echo(f"tables: {run / 'tables'}, page: {page}")
 
 
@@ -132,7 +155,10 @@ def list_(
     elif what == "datasets":
         from fewshift.data.collections import describe
 
-        _print_found("datasets", [it for it in describe() if contains in it["name"]], as_json)
+        found = [it for it in describe() if contains in it["name"]]
+        short = ("name", "title", "domains", "classes", "images", "metric", "where")
+        brief = [{**{key: it[key] for key in short}, "domains": ", ".join(it["domains"])} for it in found]
+        _print_found("datasets (--json tells splits, recipes and licences too)", found if as_json else brief, as_json)
     elif what == "grids":
         from fewshift.bench.features import load_grid
 
@@ -147,6 +173,44 @@ def list_(
         _print_found("grids", found, as_json)
     else:
         raise typer.BadParameter(f"'{what}' is unknown: choose methods, models, datasets or grids")
+
+
+def _check_plans(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> None:
+    """What can be told before any cell is run."""
+    from fewshift.bench.grid import Grid
+    from fewshift.data.collections import find_collection
+
+    names = [file.stem for file in files]
+    for name in names:
+        if names.count(name) > 1:
+            raise FewshiftError(f"two grids are called {name}, and a run keeps one of a name: rename one")
+    for file, plan in zip(files, plans, strict=True):
+        places = plan.places if isinstance(plan, Grid) else ()
+        for place in places:
+            known = find_collection(place.dataset)
+            for part in place.target.split("+"):
+                if part not in known.domains:
+                    raise FewshiftError(
+                        f"{file} has the target '{part}', which {known.name} lacks: use {', '.join(known.domains)}"
+                    )
+
+
+def _counts(cells: Sequence[Any], records: Mapping[str, Any]) -> dict[str, int]:
+    found = [records.get(key, {}) for key in {cell.key for cell in cells}]
+    done, failed = (sum(what in it for it in found) for what in ("result", "error"))
+    return {"done": done, "failed": failed, "missing": len(found) - done - failed}
+
+
+def _print_gaps(plan: FeatureGrid, records: Mapping[str, Any]) -> None:
+    """How far two samples lie apart within a class, before and after the layer."""
+    results = [(cell.label, records.get(cell.key, {}).get("result")) for cell in plan.cells()]
+    rows = [[label, f"{it['gap_before']:.2f}", f"{it['gap_after']:.2f}"] for label, it in results if it]
+    print_table(f"{plan.title}: distance within a class, in spreads", ["comparison", "before", "after"], rows)
+
+
+def _tell_damage(records: Records) -> None:
+    if records.damaged:
+        typer.echo(f"{records.file} has {records.damaged} lines that are no records: they are passed over", err=True)
 
 
 def _print_found(title: str, found: list[dict[str, Any]], as_json: bool) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class Line:
     condition: str
     entries: tuple[Entry, ...]
     printed_average: float | None = None  # the paper's own
+    among: str = ""  # lines with the same word here have the same test images, and are ranked together
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,18 @@ class Table:
     digits: int = 1  # after the point
 
     def marks(self, column: int) -> dict[int, str]:
-        """Which lines are best and second in a column, where the paired difference exceeds its standard error."""
+        """Which lines are best and second in a column, where the paired difference exceeds its standard error.
+
+        Lines are ranked among those with the same test images.
+        """
         if not self.ranked:
             return {}
+        groups = dict.fromkeys(line.among for line in self.lines)
+        return {index: mark for it in groups for index, mark in self._marks_among(it, column).items()}
+
+    def _marks_among(self, group: str, column: int) -> dict[int, str]:
         ranked = sorted(
-            (index for index, line in enumerate(self.lines) if line.entries[column].values),
+            (index for index, line in enumerate(self.lines) if line.among == group and line.entries[column].values),
             key=lambda index: -self.lines[index].entries[column].mean,
         )
         found: dict[int, str] = {}
@@ -111,7 +119,7 @@ def with_average(table: Table) -> Table:
 
 def markdown(table: Table) -> str:
     """A pipe table; best in bold, second in italics."""
-    head = ["method", "k", "condition", *table.columns]
+    head = [*(name for name, _ in _leading(table)), *map(_cell, table.columns)]
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     wraps = {"best": "**{}**", "second": "_{}_"}
     marks = [table.marks(column) for column in range(len(table.columns))]
@@ -120,36 +128,45 @@ def markdown(table: Table) -> str:
             wraps.get(marks[it].get(index, ""), "{}").format(entry.text(table.digits))
             for it, entry in enumerate(line.entries)
         ]
-        rows.append("| " + " | ".join([line.label, _shots(line), line.condition, *cells]) + " |")
-    return f"### {table.title}\n\n{_header(table)}\n\n" + "\n".join(rows) + "\n"
+        rows.append("| " + " | ".join([*(_cell(tell(line)) for _, tell in _leading(table)), *cells]) + " |")
+    return f"### {_cell(table.title)}\n\n{_header(table)}\n\n" + "\n".join(rows) + "\n"
 
 
 def comma_separated(table: Table) -> str:
     """One line per entry, with all its numbers."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "k", "condition", "target", "mean", "spread", "n", "paper", "values"])
+    writer.writerow(["method", "k", "condition", "target", "mean", "spread", "n", "paper", "seeds", "values"])
     for line in table.lines:
         for column, entry in zip(table.columns, line.entries, strict=True):
             values = " ".join(f"{value:.4f}" for value in entry.values.values())
-            numbers: list[Any] = [f"{entry.mean:.4f}", f"{entry.spread:.4f}", entry.n, entry.paper, values]
+            seeds = " ".join(map(str, entry.values))
+            numbers: list[Any] = [f"{entry.mean:.4f}", f"{entry.spread:.4f}", entry.n, entry.paper, seeds, values]
             writer.writerow([line.label, line.shots, line.condition, column, *numbers])
     return text.getvalue()
 
 
 def plain(table: Table) -> dict[str, Any]:
     """The table as numbers and words, ready for JSON."""
+    marks = [table.marks(column) for column in range(len(table.columns))]
     lines = [
         {
             "method": line.label,
             "k": line.shots,
             "condition": line.condition,
             "entries": {
-                column: {"values": list(entry.values.values()), "paper": entry.paper}
-                for column, entry in zip(table.columns, line.entries, strict=True)
+                column: {
+                    "mean": entry.mean if entry.values else None,
+                    "spread": entry.spread if entry.values else None,
+                    "n": entry.n,
+                    "values": {str(seed): value for seed, value in entry.values.items()},
+                    "paper": entry.paper,
+                    "mark": marks[place].get(index),
+                }
+                for place, (column, entry) in enumerate(zip(table.columns, line.entries, strict=True))
             },
         }
-        for line in table.lines
+        for index, line in enumerate(table.lines)
     ]
     return {"title": table.title, "metric": table.metric, "rule": table.rule, "lines": lines}
 
@@ -162,17 +179,33 @@ def latex(table: Table) -> str:
     for index, line in enumerate(table.lines):
         cells = []
         for column, entry in enumerate(line.entries):
-            number = rf"{entry.mean:.{table.digits}f} $\pm$ {entry.spread:.{table.digits}f}" if entry.values else "-"
+            number = entry.text(table.digits).replace("±", r"$\pm$")
             cells.append(wraps.get(marks[column].get(index, ""), "{}").format(number))
-        rows.append(" & ".join([_escape(line.label), _shots(line), _escape(line.condition), *cells]) + r" \\")
-    head = " & ".join(["method", "$k$", "condition", *map(_escape, table.columns)]) + r" \\"
+        rows.append(" & ".join([*(_escape(tell(line)) for _, tell in _leading(table)), *cells]) + r" \\")
+    head = " & ".join([*(name for name, _ in _leading(table)), *map(_escape, table.columns)]) + r" \\"
     body = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
-    columns = "lcl" + "c" * len(table.columns)
+    columns = "l" * len(_leading(table)) + "c" * len(table.columns)
     return f"% {_header(table)}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
 
 
 def _header(table: Table) -> str:
     return f"{table.metric}, mean ± population standard deviation (n seeds) [paper]. {table.rule}"
+
+
+def _leading(table: Table) -> list[tuple[str, Callable[[Line], str]]]:
+    """The columns before the numbers: shots and conditions only where a line has them."""
+    found: list[tuple[str, Callable[[Line], str]]] = [("method", lambda line: line.label)]
+    if any(line.shots is not None for line in table.lines):
+        found.append(("k", _shots))
+    if any(line.condition for line in table.lines):
+        found.append(("condition", lambda line: line.condition))
+    return found
+
+
+def _cell(text: str) -> str:
+    """Words as they are, in a pipe table."""
+    plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{letter}" if letter in "|*_`\\" else letter for letter in plain)
 
 
 def _shots(line: Line) -> str:
@@ -184,5 +217,17 @@ def _mean_of_papers(entries: Sequence[Entry]) -> float | None:
     return None if any(value is None for value in values) else statistics.fmean(it for it in values if it is not None)
 
 
+LATEX = {
+    **{letter: rf"\{letter}" for letter in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "\n": " ",
+}
+
+
 def _escape(text: str) -> str:
-    return "".join(rf"\{letter}" if letter in "&%$#_{}" else letter for letter in text)
+    return "".join(LATEX.get(letter, letter) for letter in text)
