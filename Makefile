@@ -15,10 +15,12 @@ test: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-bench: $(VENV)/.base
+bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/harness.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/segmentation.py
 
 docs: $(VENV)/.base
 	$(BIN)/python -m fewshift.catalogue > docs/methods.md
@@ -26,6 +28,10 @@ docs: $(VENV)/.base
 $(VENV)/.base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.base
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[segmentation]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from fewshift import LCCS, Network, Support, Target
 from fewshift.methods.lccs import Start
-from fewshift.statistics import SourceLayer, moments, read, spanning_vectors, tied
+from fewshift.passes import read, tied
+from fewshift.statistics import SourceLayer, moments, spanning_vectors
 
 torch.set_num_threads(1)
 BATCH = 32
@@ -129,7 +130,7 @@ def decompositions() -> None:
     model, labelled = network("resnet50", 65), support(325, 65)
     _, view, labelled = LCCS()._prepare(Network.of(model, labelled.images), labelled)
     began = time.perf_counter()
-    seen = read(view, labelled.images, tied(view, 0.5)).moments
+    seen = read(view, [labelled.images], tied(view, 0.5)).moments
     one_read = time.perf_counter() - began
     began = time.perf_counter()
     for layer in view.layers:

@@ -19,7 +19,7 @@ from fewshift.bench.cell import Cell
 from fewshift.data import Preprocess, digits, open_image
 from fewshift.data import domain as domains
 from fewshift.data.collections import COLLECTIONS, Collection, describe
-from fewshift.data.copies import data_root, from_list, load_domain
+from fewshift.data.copies import data_root, from_list, load_domain, load_scenes
 from fewshift.data.domain import Domain
 from fewshift.errors import FewshiftError
 from fewshift.models import Loaded
@@ -62,8 +62,10 @@ def domain(tmp_path: Path) -> Domain:
 def test_every_collection_has_its_facts(collection: Collection) -> None:
     for fact in (collection.title, collection.split, collection.recipe, collection.licence, collection.where):
         assert fact.strip() == fact != ""
-    assert collection.metric in {"accuracy", "macro_recall", "macro_f1"}
+    assert collection.metric in {"accuracy", "macro_recall", "macro_f1", "mean_iou"}
+    assert (collection.metric == "mean_iou") == collection.dense
     assert set(collection.targets) <= set(collection.domains)
+    assert {*collection.support_from, *collection.support_from.values()} <= set(collection.domains)
     assert collection.counts is not None
     assert tuple(collection.counts) == collection.domains
     assert len(set(collection.classes)) == len(collection.classes)
@@ -83,6 +85,12 @@ def test_every_collection_has_its_facts(collection: Collection) -> None:
         ("iwildcam", 182, 203_029),
         ("domainnet", 345, 586_575),
         ("digits", 10, 6797),
+        ("gtav", 19, 24_966),
+        ("cityscapes", 19, 3475),
+        ("bdd100k", 19, 8000),
+        ("mapillary", 19, 20_000),
+        ("synthia", 19, 9400),
+        ("camvid", 11, 701),
     ],
 )
 def test_the_published_sizes_are_expected(name: str, classes: int, images: int) -> None:
@@ -197,7 +205,7 @@ def test_a_missing_domain_is_reported_with_those_found(tmp_path: Path) -> None:
 def test_an_empty_root_is_answered_with_where_to_get_the_data(tmp_path: Path, name: str) -> None:
     collection = COLLECTIONS[name]
     with pytest.raises(FewshiftError) as told:
-        load_domain(name, collection.targets[0], tmp_path)
+        (load_scenes if collection.dense else load_domain)(name, collection.targets[0], tmp_path)
     sentence = str(told.value)
     assert sentence.endswith(collection.where)
     assert f"{len(collection.domains)} domains expected and 0 found" in sentence

@@ -94,6 +94,8 @@ def test_preprocessing_survives_json_exactly() -> None:
     for squeeze in (False, True):
         steps = Preprocess(144, None, (0.1, 1 / 3, 0.7), (0.2, 2 / 3, 0.9), "bicubic", squeeze)
         assert Preprocess.from_json(json.loads(json.dumps(steps.to_json()))) == steps
+    by_height = Preprocess(144, 144, (0.1,), (0.2,), side="height")
+    assert Preprocess.from_json(json.loads(json.dumps(by_height.to_json()))) == by_height
 
 
 def test_sizes_left_out_of_json_mean_no_resizing_and_no_crop() -> None:
@@ -115,6 +117,8 @@ def test_sizes_left_out_of_json_mean_no_resizing_and_no_crop() -> None:
         ({"std": [1]}, "3 means and 1 deviations"),
         ({"mean": [0, 0], "std": [1, 1]}, "2 means and 2 deviations"),
         ({"interpolation": "cubist"}, "unknown interpolation 'cubist': use one of"),
+        ({"side": "longer"}, "unknown side 'longer': use one of shorter, height"),
+        ({"side": "height", "squeeze": True, "resize": 8}, "squeeze resizes both sides, .*: leave one of them out"),
     ],
 )
 def test_impossible_preprocessing_is_refused(change: dict[str, object], told: str) -> None:

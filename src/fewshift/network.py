@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from fewshift.errors import FewshiftError
 
+LIVE = 6  # activations as large as the largest that a pass holds at a time: a branch, its shortcut, their moments
+LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -45,8 +48,8 @@ class Network:
 
     `model` has modules of its own and shares its parameters with the network that was given: read, never written.
 
-    Layers stand in the order in which a forward pass executes them. `head` names the linear layer (or 1x1
-    convolution) whose output is the network's output, if there is one.
+    Layers stand in the order in which a forward pass executes them. `head` names the linear layer (or convolution)
+    whose output is the network's output, if there is one; pixel answers may have been upsampled from it.
     """
 
     model: nn.Module
@@ -55,6 +58,7 @@ class Network:
     head: str | None
     classes: int | None
     output: tuple[int, ...] = ()  # the shape of the answer to one image: (classes,) or (classes, height, width)
+    widest: float = 0  # values that enter the widest layer, for each value of an image
 
     @classmethod
     def of(cls, model: nn.Module | Network, images: Tensor, head: str | None = None) -> Network:
@@ -66,7 +70,7 @@ class Network:
         found = list_layers(private)
         images = like(private, images[:2])
         names = [layer.name for layer in found.layers]
-        with torch.no_grad(), _calls(private, names) as calls, _outputs(private) as outputs:
+        with torch.no_grad(), _calls(private, names) as (calls, widths), _outputs(private) as outputs:
             try:
                 output = private(images)
             except Exception as error:
@@ -87,10 +91,16 @@ class Network:
             found,
             layers=tuple(sorted((layer for layer in executed if layer.calls), key=lambda it: calls.index(it.name))),
             skipped=found.skipped + tuple(unused),
-            head=_named_head(private, head) if head else _found_head(outputs, logits),
+            head=_named_head(private, head) if head else _found_head(private, outputs, logits),
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),
+            widest=max([logits.numel(), *widths]) / images.numel(),
         )
+
+    def bytes_to_pass(self, images: Tensor | Sequence[Tensor]) -> int:
+        """About how much memory one pass without gradients over these images takes."""
+        values = sum(image.numel() for image in images)
+        return int(LIVE * self.widest * values * images[0].element_size())
 
     def copy(self) -> nn.Module:
         """A working copy: free to be hooked, its BatchNorm layers and head free to be written into.
@@ -276,14 +286,21 @@ def _reason_to_skip(module: nn.Module) -> str | None:
 
 
 @contextmanager
-def _calls(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
-    """The names of the layers in the order in which the block executes them, once per call."""
+def _calls(model: nn.Module, names: list[str]) -> Iterator[tuple[list[str], list[int]]]:
+    """The names of the layers in the order in which the block executes them, once per call, and what enters them."""
     order: list[str] = []
+    widths: list[int] = []
+
+    def note(name: str, inputs: Tensor) -> None:
+        order.append(name)
+        widths.append(inputs.numel())
+
     hooks = [
-        model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: order.append(name)) for name in names
+        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
+        for name in names
     ]
     try:
-        yield order
+        yield order, widths
     finally:
         for hook in hooks:
             hook.remove()
@@ -291,15 +308,17 @@ def _calls(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The output of every layer that could be a head; kept alive, so that no memory is used twice."""
+    """The output of the last few layers that could be a head; kept alive, so that no memory is used twice."""
     seen: dict[str, Tensor] = {}
+    once: set[str] = set()
     twice: set[str] = set()
 
     def note(name: str, output: Any) -> None:
-        if name in seen:
-            twice.add(name)
+        (twice if name in once else once).add(name)
         if isinstance(output, Tensor):
             seen[name] = output
+            if len(seen) > LAST:
+                del seen[next(iter(seen))]
 
     hooks = [
         module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
@@ -311,25 +330,38 @@ def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-        for name in twice:
+        for name in twice & seen.keys():
             del seen[name]
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A linear layer or a 1x1 convolution: what a head can be."""
+    """A linear layer or an ordinary convolution: what a head can be."""
     if parametrize.is_parametrized(module):
         return False
-    return isinstance(module, nn.Linear) or (
-        isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1
-    )
+    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
 
 
-def _found_head(outputs: dict[str, Tensor], logits: Tensor) -> str | None:
-    """The layer whose output is the network's output: the same memory, whatever its shape is called."""
+def _found_head(model: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> str | None:
+    """The layer whose output is the network's output: the same memory, whatever its shape is called.
+
+    Of a network that answers for pixels, the layer whose output was upsampled to be that.
+    """
     for name, output in reversed(outputs.items()):
+        wide = getattr(model.get_submodule(name), "kernel_size", (1, 1)) != (1, 1)
         if output.data_ptr() == logits.data_ptr() and output.numel() == logits.numel():
+            return None if wide and logits.ndim == 2 else name
+    for name, output in reversed(outputs.items()):
+        if logits.ndim == 4 and output.shape[:2] == logits.shape[:2] and _upsampled(output, logits):
             return name
     return None
+
+
+def _upsampled(coarse: Tensor, fine: Tensor) -> bool:
+    """Whether one is the other, bilinearly upsampled, with corners aligned or not."""
+    return coarse.ndim == 4 and any(
+        torch.allclose(F.interpolate(coarse, fine.shape[2:], mode="bilinear", align_corners=corners), fine, atol=1e-4)
+        for corners in (False, True)
+    )
 
 
 def _named_head(model: nn.Module, name: str) -> str:

@@ -6,17 +6,16 @@ unbiased one (divide by the count minus one). Everything below is biased unless 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewshift import progress
 from fewshift.errors import FewshiftError
-from fewshift.network import Layer, Network, batchnorm, logits_of
+from fewshift.network import Network, batchnorm
 
 NULL = 1e-10  # a spanning vector shorter than this fraction of the data it came from is rounding noise
 
@@ -227,141 +226,6 @@ def merged(network: Network, normals: Mapping[str, Normal]) -> dict[str, Tensor]
                 "lower lr or epochs, or set min_sigma"
             )
     return tensors
-
-
-Blend = Mapping[str, float]  # layer name -> weight of the target's statistics
-
-
-def tied(network: Network, v: float) -> Blend:
-    """The same weight in every layer."""
-    return {layer.name: v for layer in network.layers}
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One layer-consistent look at a set of images: what each layer saw, and what the network answered."""
-
-    moments: dict[str, Moments]
-    logits: Tensor
-
-
-@torch.no_grad()
-def read(network: Network, images: Tensor, blend: Blend) -> Reading:
-    """Pass `images` as one batch; every layer blends the source's statistics with those of its current input.
-
-    A layer that is executed several times pools the moments of its calls. Its earlier calls cannot know the later
-    ones, so such a network is passed three times, each pass starting from what the one before has pooled.
-    """
-    source, working = source_layers(network), network.copy()
-    repeated = {layer.name for layer in network.layers if (layer.calls or 1) > 1}
-    seen: dict[str, Moments] = {}
-
-    def once(name: str, current: Moments) -> Normal:
-        seen[name] = current
-        return source[name].blend(current.normal(source[name].eps), blend[name])
-
-    if not repeated:
-        with normalising(network, working, source, once):
-            return Reading(seen, logits_of(working(images)))
-
-    for _ in range(3):
-        before, calls = dict(seen), dict[str, list[Moments]]()
-
-        def pooling(name: str, current: Moments) -> Normal:
-            calls.setdefault(name, []).append(current)  # noqa: B023  (used within the same turn of the loop)
-            pooled = concatenated(calls[name])  # noqa: B023
-            known = before.get(name, pooled) if name in repeated else pooled  # noqa: B023
-            return once(name, known)
-
-        with normalising(network, working, source, pooling):
-            working(images)
-        seen = {name: concatenated(parts) for name, parts in calls.items()}
-    for name in seen:
-        write_affine(batchnorm(working, name), source[name], once(name, seen[name]))
-    return Reading(seen, logits_of(working(images)))
-
-
-@torch.no_grad()
-def read_by_ema(network: Network, batches: Iterable[Tensor], blend: Blend, old: float = 0.9) -> dict[str, Normal]:
-    """The paper's estimate: support statistics move by EMA, on mean and biased variance, batch after batch.
-
-    In each pass a layer first updates its estimate from its current input, then normalises with the blend.
-    """
-    source, working = source_layers(network), network.copy()
-    mean: dict[str, Tensor] = {}
-    var: dict[str, Tensor] = {}
-
-    def rule(name: str, current: Moments) -> Normal:
-        first = name not in mean
-        mean[name] = current.pooled_mean if first else old * mean[name] + (1 - old) * current.pooled_mean
-        var[name] = current.pooled_var if first else old * var[name] + (1 - old) * current.pooled_var
-        return source[name].blend(estimate(name), blend[name])
-
-    def estimate(name: str) -> Normal:
-        return Normal(mean[name], (var[name] + source[name].eps).sqrt())
-
-    with normalising(network, working, source, rule):
-        for images in batches:
-            working(images)
-    return {name: estimate(name) for name in mean}
-
-
-class _SeenEnoughError(Exception):
-    """Stops a forward pass at the layer whose input was wanted."""
-
-
-@torch.no_grad()
-def pooled_exactly(network: Network, batches: Callable[[], Iterable[Tensor]]) -> dict[str, Normal]:
-    """The statistics of images that do not fit into one batch, as if they had: one partial pass per layer.
-
-    Each layer pools its inputs over all batches while the layers below it already use theirs, so the result depends
-    neither on the size of the batches nor on their order.
-    """
-    source, working = source_layers(network), network.copy()
-    normals: dict[str, Normal] = {}
-    for layer in progress.track(network.layers, "statistics, layer by layer"):
-        parts: list[Moments] = []
-
-        def collect(_: nn.Module, args: tuple[Tensor], layer: Layer = layer, parts: list[Moments] = parts) -> None:
-            parts.append(moments(args[0]).as_one())
-            if layer.calls == 1:
-                raise _SeenEnoughError
-
-        handle = working.get_submodule(layer.name).register_forward_pre_hook(collect)
-        for images in batches():
-            with suppress(_SeenEnoughError):
-                working(images)
-        handle.remove()
-        normals[layer.name] = concatenated(parts).normal(source[layer.name].eps)
-        write_affine(batchnorm(working, layer.name), source[layer.name], normals[layer.name])
-    return normals
-
-
-@torch.no_grad()
-def averaged_over_batches(
-    network: Network, batches: Iterable[Tensor], weight: Callable[[int], float]
-) -> dict[str, Normal]:
-    """Running statistics of a pass in which every batch is normalised with its own, as in training.
-
-    `weight(i)` is how much the i-th batch counts against what came before: 1 / (i + 1) averages all batches alike.
-    The variances are unbiased ones, as BatchNorm stores them.
-    """
-    source, working = source_layers(network), network.copy()
-    mean: dict[str, Tensor] = {}
-    var: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
-
-    def rule(name: str, current: Moments) -> Normal:
-        new = weight(counts.get(name, 0)) if name in counts else 1.0
-        counts[name] = counts.get(name, 0) + 1
-        mean[name] = (1 - new) * mean.get(name, current.pooled_mean) + new * current.pooled_mean
-        var[name] = (1 - new) * var.get(name, current.unbiased_var) + new * current.unbiased_var
-        return current.normal(source[name].eps)
-
-    with normalising(network, working, source, rule):
-        for images in batches:
-            working(images)
-    return {name: Normal(mean[name], (var[name] + source[name].eps).sqrt()) for name in mean}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ Where the statistics come from decides most results, so it is said explicitly, n
 - `source_frozen`: the source's, while training and at test;
 - `train_running`: those of each minibatch while training, as in a training step; running statistics follow with
   momentum 0.1 and are used at test;
-- `support`: those of the whole support, held while training, computed once more after it for the test.
+- `support`: those of the whole support, held while training, computed once more after it for the test;
+- `auto`: `train_running`, but `source_frozen` with pixel labels, where a minibatch is one image.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from fewshift.fit import fit
 from fewshift.heads import train_head
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, batchnorm, head_inputs, like, linear, logits_of, refuse_without_statistics
-from fewshift.statistics import read, tied
+from fewshift.passes import read_support, tied
 from fewshift.target import Support, Target, Unlabelled, minibatches, private_randomness
 
-POLICIES = ("source_frozen", "train_running", "support")
+POLICIES = ("auto", "source_frozen", "train_running", "support")
 MOMENTUM = 0.1
 
 Parts = Callable[[Network, nn.Module], list[Tensor]]
@@ -74,14 +75,19 @@ def check_policy(bn: str) -> None:
         raise FewshiftError(f"bn={bn!r} is unknown: choose one of {', '.join(POLICIES)}")
 
 
+def policy(bn: str, support: Support) -> str:
+    """What `auto` means for this support."""
+    if bn != "auto":
+        return bn
+    return "source_frozen" if support.dense else "train_running"
+
+
 def prepare(network: nn.Module | Network, target: Target, who: str) -> tuple[Network, Support]:
     """The view, and the support in the type in which it is trained with, both checked."""
     support = target.need_support(who)
-    network = Network.of(network, support.images)
+    network = Network.of(network, target.some_images(who, "support images"))
     refuse_without_statistics(network)
-    support.check_labels(network.output)
-    images = like(network.model, support.images)
-    return network, support.to(images.float() if images.dtype.itemsize < 4 else images)
+    return network, support.checked(network.output).prepared(lambda images: _in_float32(like(network.model, images)))
 
 
 def prepare_unlabelled(
@@ -121,6 +127,10 @@ def prepare_unlabelled(
     return network, head
 
 
+def _in_float32(images: Tensor) -> Tensor:
+    return images.float() if images.dtype.itemsize < 4 else images
+
+
 def in_float32(model: nn.Module) -> nn.Module:
     """Small steps vanish in half precision."""
     return model.float() if like(model, torch.empty(0)).dtype.itemsize < 4 else model
@@ -132,10 +142,11 @@ def trainable(network: Network, bn: str, support: Support | None = None) -> nn.M
     Nothing in it asks for gradients yet.
     """
     model = in_float32(network.with_tensors({}).requires_grad_(False))
+    bn = bn if support is None else policy(bn, support)
     if bn == "train_running":
         use_batches(network, model, MOMENTUM)
     elif bn == "support" and support is not None:
-        write_statistics(network, model, support.images)
+        write_statistics(network, model, support)
     return model
 
 
@@ -153,16 +164,21 @@ def use_batches(network: Network, model: nn.Module, momentum: float) -> None:
             module.momentum = momentum
 
 
-def write_statistics(network: Network, model: nn.Module, images: Tensor) -> None:
-    """Replace the statistics of `model` by those of `images`, layer after layer, under its present weights."""
-    seen = read(replace(network, model=model), like(model, images), tied(network, 1.0)).moments
+def write_statistics(network: Network, model: nn.Module, support: Support) -> str:
+    """Replace the statistics of `model` by the support's, layer after layer, under its present weights.
+
+    Tells how the images passed.
+    """
+    here = support.prepared(lambda images: like(model, images))
+    seen = read_support(replace(network, model=model), here, tied(network, 1.0))
     with torch.no_grad():
-        for name, it in seen.items():
+        for name, it in seen.moments.items():
             layer = batchnorm(model, name)
             assert layer.running_mean is not None  # refuse_without_statistics comes first
             assert layer.running_var is not None
             layer.running_mean.copy_(it.pooled_mean)
             layer.running_var.copy_(it.pooled_var)
+    return seen.route
 
 
 def tune(
@@ -174,7 +190,7 @@ def tune(
     *,
     bn: str,
     epochs: int,
-    batch_size: int,
+    batch_size: int | None,
     seed: int,
     penalty: Callable[[nn.Module], Penalty] | None = None,
     model: nn.Module | None = None,
@@ -184,6 +200,7 @@ def tune(
 
     `penalty(model)` gives what is added to the loss of each step; `after_epoch` is shown the predictor so far.
     """
+    bn, size = policy(bn, support), support.minibatch(batch_size)
     model = trainable(network, bn, support) if model is None else model
     tensors = [tensor.requires_grad_(True) for tensor in parts(network, model)]
     if not tensors:
@@ -191,9 +208,10 @@ def tune(
     extra = None if penalty is None else penalty(model)
 
     def loss(indices: Tensor) -> Tensor:
-        images = like(model, support.views(indices))
+        images, labels = support.batch(indices)
+        images = like(model, images)
         try:
-            value = target.loss(logits_of(model(images)), support.labels[indices])
+            value = target.cost(logits_of(model(images)), labels)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -204,10 +222,10 @@ def tune(
 
     def predictor(trained: nn.Module) -> nn.Module:
         if bn == "support":
-            write_statistics(network, trained, support.images)
+            write_statistics(network, trained, support)
         result = finished(network, trained)
         with torch.no_grad():
-            sample = logits_of(result(like(result, support.images[:batch_size])))
+            sample = logits_of(result(like(result, support.chunks(size)[0][0])))
         if not torch.isfinite(sample).all():
             raise FewshiftError("training diverged, the network answers NaN or infinity: lower lr")
         return result
@@ -215,8 +233,8 @@ def tune(
     with private_randomness(seed) as generator:
 
         def batches() -> Iterable[Tensor]:
-            least = 2 if bn == "train_running" else 1
-            yield from minibatches(len(support), max(batch_size, least), generator, at_least=least)
+            least = 2 if bn == "train_running" and not support.dense else 1
+            yield from minibatches(len(support), max(size, least), generator, at_least=least)
             if after_epoch is not None:
                 after_epoch(predictor(copy.deepcopy(model)))
 
@@ -239,12 +257,12 @@ class FineTuning(Method):
     needs: ClassVar[Needs] = Needs.SUPPORT
     paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
 
-    bn: str = "train_running"
+    bn: str = "auto"
     epochs: int = 10
     lr: float = 1e-3
     momentum: float = 0.9
     weight_decay: float = 4e-4
-    batch_size: int = 32
+    batch_size: int | None = None
 
     def check(self) -> None:
         """A known BatchNorm policy, and minibatches with something in them."""
@@ -291,11 +309,12 @@ def tune_head(
     *,
     bn: str,
     epochs: int,
-    batch_size: int,
+    batch_size: int | None,
     seed: int,
     fresh: bool = False,
 ) -> tuple[nn.Module, list[float]]:
     """Train the head alone, from the source's or from a fresh start; the body gives its features once if it can."""
+    bn = policy(bn, support)
     if bn == "train_running":
         fitted = tune(
             network, support, target, head_parameters, optimizer, bn=bn, epochs=epochs, batch_size=batch_size, seed=seed
@@ -311,8 +330,8 @@ def tune_head(
             model,
             name,
             support,
-            target.loss,
-            lambda: minibatches(len(support), batch_size, generator),
+            target.cost,
+            lambda: minibatches(len(support), support.minibatch(batch_size), generator),
             optimizer(list(layer.parameters())),
             epochs,
         )

@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from fewshift.bench.cell import Cell
+from fewshift.data.collections import COLLECTIONS
 from fewshift.errors import FewshiftError
 from fewshift.method import Needs
 from fewshift.methods import METHODS
 from fewshift.streams import Condition
 
-METRICS = (
+IMAGE_METRICS = (
     "accuracy",
     "macro_recall",
     "macro_f1",
     "macro_f1_fixed",
     "macro_f1_with_support",
-    "mean_iou",
     "calibration_error",
 )
+PIXEL_METRICS = ("mean_iou", "mean_iou_present", "accuracy", "macro_recall")
+METRICS = tuple(dict.fromkeys(IMAGE_METRICS + PIXEL_METRICS))
 MEASURES = ("score", "v", "adapt_seconds", "epoch_seconds")
 ARROW, OF = "->", "/"
 
@@ -259,6 +261,14 @@ def _check(path: Path, grid: Grid) -> None:
     for target in grid.targets:
         if not grid.dataset and OF not in target:
             raise FewshiftError(f"{path} names no dataset for '{target}': add one, or write DATASET/DOMAIN")
+    for place in grid.places:
+        dataset = COLLECTIONS.get(place.dataset)
+        fitting = METRICS if dataset is None else PIXEL_METRICS if dataset.dense else IMAGE_METRICS
+        if grid.metric and grid.metric not in fitting:
+            raise FewshiftError(
+                f"{path} has metric = {grid.metric!r}, which {place.dataset} has no labels for: "
+                f"choose one of {', '.join(fitting)}"
+            )
     most = max((shots for row in grid.rows for shots in row.shots), default=0)
     if most > grid.largest_support:
         raise FewshiftError(f"{path} asks for {most} shots: set largest_support = {most} or more")

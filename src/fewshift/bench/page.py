@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fewshift.bench.features import Experiment, FeatureCell, FeatureGrid, load_grid
 from fewshift.bench.grid import Grid
-from fewshift.bench.pictures import classes_of, clouds, grouped, pictures_of
+from fewshift.bench.pictures import classes_of, clouds, grouped, pictures_of, scenes_of
 from fewshift.bench.record import Record, Records
 from fewshift.bench.results import outcomes, table_of
 from fewshift.errors import FewshiftError
@@ -65,6 +65,7 @@ def _section(file: str, grid: Grid | FeatureGrid, records: Mapping[str, Record],
         seeds=len(grid.seeds),
         pictures=pictures_of(grid, found, key),
         classes=classes_of(grid, found, key),
+        scenes=scenes_of(grid, found, key),
     )
 
 

@@ -18,9 +18,12 @@ from fewshift.bench.grid import Grid, Place
 from fewshift.bench.record import Record
 from fewshift.bench.results import Outcome, metric_of, what
 from fewshift.bench.run import sees_stream
+from fewshift.bench.scenes import extremes
+from fewshift.metrics import per_class_accuracy, per_class_iou
 from fewshift.report import figures, words
 from fewshift.report.figures import Curve, Panel
-from fewshift.report.html import Classes, Picture
+from fewshift.report.html import Classes, Picture, Scenery
+from fewshift.report.scenes import side_by_side
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -335,8 +338,8 @@ def _by_shots(kind: tuple[str, Group]) -> float:
 # classes
 
 
-def classes_of(grid: Grid, found: Group, key: str) -> list[Classes]:
-    """For every target, where the answers of the source network and of the best other row go, summed over seeds."""
+def before_and_after(grid: Grid, found: Group) -> tuple[Group, Group]:
+    """The outcomes of the source network, and of the best other row that was judged on the same images."""
     counted = [it for it in found if it.result.get("tally") and it.result.get("classes")]
     source = [it for it in counted if it.cell.method == "source"]
     mix = _mix((source or counted)[0]) if counted else None
@@ -346,20 +349,50 @@ def classes_of(grid: Grid, found: Group, key: str) -> list[Classes]:
     best = _best_group(grid, grouped(ours, lambda it: (_with_shots(it), BATCH.of(it))).values())
     origin = [it for it in same if it.cell.method == "source" and best and it.row.source == best[0].row.source]
     before = _best_group(grid, grouped(origin or [it for it in source if _mix(it) == mix], _identity).values())
-    pairs = [(_name(group[0]), group) for group in (before, best) if group]
+    return before, best
+
+
+def classes_of(grid: Grid, found: Group, key: str) -> list[Classes]:
+    """For every target, where the answers of the source network and of the best other row go, summed over seeds."""
+    pairs = [(_name(group[0]), group) for group in before_and_after(grid, found) if group]
     targets = []
     for number, place in enumerate(grid.places):
         tallies = {name: _tally(group, place) for name, group in pairs if any(it.place == place for it in group)}
-        names = next((it.result["classes"] for it in same if it.place == place), ())
+        results = [it.result for _, group in pairs for it in group if it.place == place]
         if tallies:
-            targets.append(_of_classes(place.label, tallies, names, f"{key}classes{number}"))
+            names, pixels = results[0]["classes"], "mean_iou" in results[0]
+            targets.append(_of_classes(place.label, tallies, names, f"{key}classes{number}", pixels=pixels))
     if any(it.rows for it in targets) or not targets:
         return targets
     together = [picture for it in targets for picture in it.pictures]
     return [Classes(", ".join(it.place for it in targets), targets[0].methods, [], together)]
 
 
-def _of_classes(place: str, tallies: Mapping[str, Tensor], names: Sequence[str], key: str) -> Classes:
+def scenes_of(grid: Grid, found: Group, key: str) -> list[Scenery]:
+    """The scenes of the first seed that gained most and lost most, from the source network to the best other row."""
+    before, after = before_and_after(grid, found)
+    figures_ = []
+    for number, place in enumerate(grid.places):
+        pairs = [
+            (old, new)
+            for old in before
+            for new in after
+            if old.place == new.place == place and old.cell.seed == new.cell.seed and old.result.get("pictures")
+        ]
+        for old, new in pairs[:1]:
+            titles = ("gained", "lost")
+            for title, scenes in zip(titles, extremes(old.result, new.result), strict=True):
+                if scenes:
+                    palette = [(red, green, blue) for red, green, blue in old.result["palette"]]
+                    name = f"{place.label}: the images that {title} most under {_name(new)}, seed {new.cell.seed}"
+                    drawn = side_by_side(scenes, old.result["classes"], palette, key=f"{key}scenes{number}-{title}")
+                    figures_.append(Scenery(name, drawn))
+    return figures_
+
+
+def _of_classes(
+    place: str, tallies: Mapping[str, Tensor], names: Sequence[str], key: str, *, pixels: bool = False
+) -> Classes:
     shares = {method: tally / tally.sum(1, keepdim=True) for method, tally in tallies.items()}
     pictures = []
     for number, (method, share) in enumerate(shares.items()):
@@ -373,12 +406,11 @@ def _of_classes(place: str, tallies: Mapping[str, Tensor], names: Sequence[str],
         if len(names) > figures.MANY_CLASSES:
             caption += f" The darker the more; below {50 / figures.SHADES:g}% nothing is drawn."
         pictures.append(Picture(svg, caption))
-    rows = [
-        (name, [None if share[at].isnan().any() else 100 * float(share[at, at]) for share in shares.values()])
-        for at, name in enumerate(names)
-    ]
+    score, measure = (per_class_iou, "IoU") if pixels else (per_class_accuracy, "accuracy")
+    scores = [score(tally).tolist() for tally in tallies.values()]
+    rows = [(name, [None if math.isnan(it[at]) else 100 * it[at] for it in scores]) for at, name in enumerate(names)]
     compared = len(shares) == 2 and len(rows) <= LISTED_CLASSES
-    return Classes(place, list(shares), rows if compared else [], pictures)
+    return Classes(place, list(shares), rows if compared else [], pictures, measure)
 
 
 def _tally(group: Group, place: Place) -> Tensor:

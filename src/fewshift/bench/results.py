@@ -22,6 +22,7 @@ NAMES = {
     "macro_f1_fixed": "macro-F1 over the classes there were before the support was taken out",
     "macro_f1_with_support": "macro-F1 with the support counted in",
     "mean_iou": "mean IoU",
+    "mean_iou_present": "mean IoU of the classes that occur",
     "calibration_error": "expected calibration error",
 }
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fewshift import metrics
 from fewshift.bench.cell import Cell
+from fewshift.bench.scenes import Scenery, run_scenes
 from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import channels_last, like, logits_of
@@ -54,6 +55,7 @@ class Workshop:
 
     load_network: Callable[[Cell], nn.Module]
     load_domain: Callable[[Cell], Images]
+    load_scenery: Callable[[Cell], Scenery | None] = lambda _: None
     _kept: dict[tuple[str, ...], Any] = field(default_factory=dict)
     _answers: tuple[str, Answers] | None = None  # the newest alone: a sweep brings such cells one after the other
 
@@ -66,6 +68,11 @@ class Workshop:
         """The target domain of a cell."""
         # the source too: its card says how images are preprocessed
         found: Images = self._once(("domain", cell.dataset, cell.target, cell.source), self.load_domain, cell)
+        return found
+
+    def scenery(self, cell: Cell) -> Scenery | None:
+        """The target of a cell whose pixels have labels; None for others."""
+        found: Scenery | None = self._once(("scenery", cell.dataset, cell.target, cell.source), self.load_scenery, cell)
         return found
 
     def answers(self, cell: Cell, make: Callable[[], Answers]) -> Answers:
@@ -82,7 +89,11 @@ class Workshop:
 
 def run(cell: Cell, workshop: Workshop) -> dict[str, Any]:
     """The result of one experiment as plain numbers: scores, counts, what was drawn, what it cost."""
-    network, domain, method = workshop.network(cell), workshop.domain(cell), cell.build()
+    network, method = workshop.network(cell), cell.build()
+    scenery = workshop.scenery(cell)
+    if scenery is not None:
+        return run_scenes(cell, method, network, scenery) | {"versions": versions()}
+    domain = workshop.domain(cell)
     labels, classes = domain.labels, len(domain.classes)
     left_out, test = split(domain, cell)
     order = cell.condition.indices(labels[test], cell.seed, classes)

@@ -14,8 +14,10 @@ from torch import nn
 from fewshift import models
 from fewshift.bench.cell import Cell
 from fewshift.bench.run import Images, Workshop
+from fewshift.bench.scenes import Scenery
 from fewshift.data import digits
-from fewshift.data.copies import load_domain
+from fewshift.data.collections import find_collection
+from fewshift.data.copies import load_domain, load_scenes
 from fewshift.data.domain import Domain
 from fewshift.data.preprocess import Preprocess
 from fewshift.errors import FewshiftError
@@ -51,6 +53,14 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
     def network(cell: Cell) -> nn.Module:
         return digits.source_network(cell.source) if cell.dataset == "digits" else loaded(cell.source).model
 
+    def scenery(cell: Cell) -> Scenery | None:
+        known = find_collection(cell.dataset)
+        if not known.dense:
+            return None
+        steps = loaded(cell.source).preprocess
+        test, origin = load_scenes(known, cell.target, data_root, steps), known.support_domain(cell.target)
+        return Scenery(test, test if origin == cell.target else load_scenes(known, origin, data_root, steps))
+
     def domain(cell: Cell) -> Images:
         if cell.dataset != "digits":
             return read(cell.dataset, cell.target, loaded(cell.source).preprocess)
@@ -58,7 +68,7 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
         # at home a network is judged on what it was not trained on
         return found.subset(digits.find_place(cell.source).parts()[1]) if cell.source == cell.target else found
 
-    return Workshop(network, domain)
+    return Workshop(network, domain, scenery)
 
 
 def decoders() -> int:

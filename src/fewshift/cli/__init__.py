@@ -6,11 +6,11 @@ import sys
 
 import typer
 
-from fewshift.cli import networks, sweeps
+from fewshift.cli import networks, sweeps, training
 from fewshift.cli.app import app
 from fewshift.errors import FewshiftError
 
-__all__ = ["app", "main", "networks", "sweeps"]
+__all__ = ["app", "main", "networks", "sweeps", "training"]
 
 
 def main() -> None:

@@ -12,13 +12,31 @@ import typer
 
 from fewshift.cli.app import Classes, Crop, DeltaFile, Json, Mean, Model, Resize, Std, Weights, app
 from fewshift.cli.console import check_outputs, number, one_thread, print_json, print_table, progress_bar
+from fewshift.cli.scenes import (
+    Judged,
+    View,
+    class_names,
+    draw_scenes,
+    open_scenes,
+    predict_scenes,
+    print_scores,
+)
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fewshift.data import ImageFolder
     from fewshift.method import Method
     from fewshift.models import Loaded
+    from fewshift.target import Support
+
+LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
+Window = Annotated[
+    int | None,
+    typer.Option(min=1, help="With pixel labels: see images through a window of this many preprocessed pixels."),
+]
+Stride = Annotated[int | None, typer.Option(min=1, help="From window to window; two thirds of it by default.")]
 
 
 @app.command()
@@ -107,7 +125,7 @@ def inspect(
 
 @app.command()
 def adapt(
-    support: Annotated[Path | None, typer.Option(help="A folder with one folder of labelled images per class.")] = None,
+    support: Annotated[Path | None, typer.Option(help=LABELLED)] = None,
     unlabelled: Annotated[Path | None, typer.Option(help="A folder of images without labels.")] = None,
     model: Model = None,
     weights: Weights = None,
@@ -117,7 +135,10 @@ def adapt(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A field of the method, such as --set epochs=20.")
     ] = None,
-    shots: Annotated[int | None, typer.Option(min=1, help="Use this many images per class, drawn with --seed.")] = None,
+    shots: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use this many images per class (with pixel labels: in all), drawn with --seed."),
+    ] = None,
     head: Annotated[str | None, typer.Option(help="The name of the last linear layer, if it is not found.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     classes: Classes = None,
@@ -129,8 +150,6 @@ def adapt(
 ) -> None:
     """Fit a network to the place that the support images come from."""
     import fewshift
-    from fewshift.data import labelled_folder
-    from fewshift.target import Support, draw_support
 
     chosen = _method(method, setting or [])
     if support is None and unlabelled is None:
@@ -142,13 +161,7 @@ def adapt(
             "leave out --out and --report, or for late-fusion --set scores=logits"
         )
     loaded = _load(model, weights, classes, resize, crop, mean, std)
-    labelled = None
-    if support is not None:
-        folder = labelled_folder(support, _preprocess(loaded), loaded.classes)
-        if shots is not None:
-            folder = folder.subset(draw_support(folder.labels, shots, seed, folder.classes).tolist())
-        images, labels = folder.tensors()
-        labelled = Support(images, labels, folder.classes)
+    labelled = None if support is None else _support(support, loaded, shots, seed)
     with progress_bar() as tell:
         result = fewshift.adapt(
             loaded.model,
@@ -191,7 +204,11 @@ def predict(
     model: Model = None,
     weights: Weights = None,
     delta: DeltaFile = None,
-    out: Annotated[Path | None, typer.Option(help="Write the CSV here instead of stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the CSV here instead of stdout; with pixel labels, a new folder.")
+    ] = None,
+    window: Window = None,
+    stride: Stride = None,
     classes: Classes = None,
     resize: Resize = None,
     crop: Crop = None,
@@ -199,16 +216,21 @@ def predict(
     std: Std = None,
     as_json: Json = False,
 ) -> None:
-    """Predict a class and its probability for every image, as CSV."""
+    """Predict a class and its probability for every image, as CSV; or a class for every pixel, as images."""
     import csv
     import io
 
     from fewshift.data import image_files
     from fewshift.files import whole
 
-    check_outputs([out], [weights, delta])
     loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
-    files = image_files(images)
+    steps, files, view = _preprocess(loaded), image_files(images), View(window, stride)
+    shape = view.answer(loaded.model, steps, files[0])
+    if len(shape) == 3:
+        predict_scenes(loaded, steps, class_names(loaded, shape), view, images, files, out, as_json)
+        return
+    view.refuse()
+    check_outputs([out], [weights, delta])
     rows = []
     for file, scores in zip(files, _answers(loaded, files), strict=True):
         best = int(scores.argmax())
@@ -232,10 +254,15 @@ def predict(
 
 @app.command()
 def evaluate(
-    labelled: Annotated[Path, typer.Argument(help="A folder with one folder of labelled images per class.")],
+    labelled: Annotated[Path, typer.Argument(help=LABELLED)],
     model: Model = None,
     weights: Weights = None,
     delta: DeltaFile = None,
+    report: Annotated[
+        Path | None, typer.Option(help="With pixel labels and a delta: write a page of the best and worst images here.")
+    ] = None,
+    window: Window = None,
+    stride: Stride = None,
     classes: Classes = None,
     resize: Resize = None,
     crop: Crop = None,
@@ -243,46 +270,29 @@ def evaluate(
     std: Std = None,
     as_json: Json = False,
 ) -> None:
-    """Accuracy on labelled images, per class; with a delta, before and after it."""
+    """Accuracy on labelled images, or IoU on labelled pixels, per class; with a delta, before and after it."""
     from dataclasses import replace
-
-    import torch
 
     from fewshift.data import labelled_folder
     from fewshift.delta import Delta
 
+    check_outputs([report], [weights, delta])
+    if report is not None and delta is None:
+        raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
     loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
     networks = {"source": loaded}
     if delta is not None:  # both with the preprocessing and the classes that the delta carries
         networks = {"source": replace(loaded, model=Delta.load(delta).revert(loaded.model)), "adapted": loaded}
-    folder = labelled_folder(labelled, _preprocess(loaded), loaded.classes)
-    labels = torch.tensor(folder.labels)
-    right = {}
-    for name, network in networks.items():
-        scores = torch.stack(list(_answers(network, list(folder.files))))
-        if scores.shape[1] != len(folder.classes):
-            raise FewshiftError(
-                f"{labelled} has {len(folder.classes)} classes and the network {scores.shape[1]} outputs: "
-                "name its outputs with --classes, in their order"
-            )
-        right[name] = scores.argmax(1) == labels
-    accuracy = {name: 100 * float(it.double().mean()) for name, it in right.items()}
-    present = sorted(set(folder.labels))
-    per_class = {
-        folder.classes[label]: {name: 100 * float(it[labels == label].double().mean()) for name, it in right.items()}
-        for label in present
-    }
-    if as_json:
-        print_json({"images": len(labels), "accuracy": accuracy, "per_class": per_class})
+    steps, view = _preprocess(loaded), View(window, stride)
+    if scenes := open_scenes(labelled, loaded, steps, view):
+        judged = Judged({name: it.model for name, it in networks.items()}, scenes, view)
+        origin = {"network": loaded.name, "weights": weights, "delta": delta, "images": labelled}
+        print_scores(judged.scores, None if report is None else judged.page(report, origin), as_json)
         return
-    rows = [
-        [name, str(int((labels == label).sum())), *(f"{value:.1f}" for value in per_class[name].values())]
-        for label, name in ((label, folder.classes[label]) for label in present)
-    ]
-    mean_row = [f"{sum(it[name] for it in per_class.values()) / len(per_class):.1f}" for name in networks]
-    rows.append(["mean of classes", str(len(present)), *mean_row])
-    rows.append(["all images", str(len(labels)), *(f"{accuracy[name]:.1f}" for name in networks)])
-    print_table("accuracy in %", ["class", "images", *networks], rows)
+    view.refuse()
+    if report is not None:
+        raise FewshiftError("a report shows labelled pixels, and here are labelled images: leave out --report")
+    _print_accuracy(networks, labelled_folder(labelled, steps, loaded.classes), labelled, as_json)
 
 
 @app.command()
@@ -311,6 +321,39 @@ def merge(
         save_model(network, str(draft))
         card_draft.write_text(json.dumps({key: value for key, value in card.items() if value is not None}, indent=1))
     typer.echo(f"weights: {out} ({out.stat().st_size:,} bytes), card: {card_file}")
+
+
+def _print_accuracy(networks: dict[str, Loaded], folder: ImageFolder, root: Path, as_json: bool) -> None:
+    """The accuracy of each network on labelled images: of each class, their mean, and of all images, in percent."""
+    import torch
+
+    labels = torch.tensor(folder.labels)
+    right = {}
+    for name, network in networks.items():
+        answers = torch.stack(list(_answers(network, list(folder.files))))
+        if answers.shape[1] != len(folder.classes):
+            raise FewshiftError(
+                f"{root} has {len(folder.classes)} classes and the network {answers.shape[1]} outputs: "
+                "name its outputs with --classes, in their order"
+            )
+        right[name] = answers.argmax(1) == labels
+    accuracy = {name: 100 * float(it.double().mean()) for name, it in right.items()}
+    present = sorted(set(folder.labels))
+    per_class = {
+        folder.classes[label]: {name: 100 * float(it[labels == label].double().mean()) for name, it in right.items()}
+        for label in present
+    }
+    if as_json:
+        print_json({"images": len(labels), "accuracy": accuracy, "per_class": per_class})
+        return
+    rows = [
+        [name, str(int((labels == label).sum())), *(f"{value:.1f}" for value in per_class[name].values())]
+        for label, name in ((label, folder.classes[label]) for label in present)
+    ]
+    mean_row = [f"{sum(it[name] for it in per_class.values()) / len(per_class):.1f}" for name in networks]
+    rows.append(["mean of classes", str(len(present)), *mean_row])
+    rows.append(["all images", str(len(labels)), *(f"{accuracy[name]:.1f}" for name in networks)])
+    print_table("accuracy in %", ["class", "images", *networks], rows)
 
 
 def _load(
@@ -363,6 +406,21 @@ def _preprocess(loaded: Loaded) -> Any:
     return loaded.preprocess
 
 
+def _support(root: Path, loaded: Loaded, shots: int | None, seed: int) -> Support:
+    """A folder of class folders, or of scenes, as a support set of all its images or of `shots`."""
+    from fewshift.data import labelled_folder
+    from fewshift.target import Support, draw_support
+
+    steps = _preprocess(loaded)
+    if scenes := open_scenes(root, loaded, steps, View()):
+        return draw_scenes(scenes, shots, seed)
+    folder = labelled_folder(root, steps, loaded.classes)
+    if shots is not None:
+        folder = folder.subset(draw_support(folder.labels, shots, seed, folder.classes).tolist())
+    images, labels = folder.tensors()
+    return Support(images, labels, folder.classes)
+
+
 def _answers(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Tensor]:
     """Class probabilities of one image after another; images are read a batch at a time."""
     import torch
@@ -376,7 +434,12 @@ def _answers(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Ten
             images = [steps(open_image(file, steps.mode)) for file in files[start : start + batch]]
             same = len({image.shape for image in images}) == 1
             for group in [torch.stack(images)] if same else [image.unsqueeze(0) for image in images]:
-                yield from logits_of(network(like(network, group))).float().softmax(1)
+                logits = logits_of(network(like(network, group)))
+                if logits[0].numel() != logits.shape[1]:
+                    raise FewshiftError(
+                        f"{loaded.name} labels every pixel: give a folder with images/ and labels/ of the same names"
+                    )
+                yield from logits.flatten(1).float().softmax(1)
             tell("images", min(start + batch, len(files)), len(files))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,48 +133,109 @@ def report(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, models, datasets or grids.")],
+    what: Annotated[str, typer.Argument(help="methods, algorithms, recipes, models, datasets or grids.")],
     contains: Annotated[str, typer.Option("--filter", help="Only names that contain this.")] = "",
     folder: Annotated[Path, typer.Option(help="Where grid files lie.")] = Path("grids"),
     as_json: Json = False,
 ) -> None:
     """What there is to choose from."""
-    if what == "methods":
-        from fewshift import catalogue
-
-        rows = [it for it in catalogue.rows() if contains in it["name"]]
-        if as_json:
-            print_json(rows)
-            return
-        columns = ["name", "looks at", "returns", "paper"]
-        table = [[*(it[column] for column in columns), catalogue.settings_line(it)] for it in rows]
-        print_table("methods", [*columns, "settings"], table)
-    elif what == "models":
+    if what == "models":
         from fewshift import models
 
         names = [name for name in models.names() if contains in name]
         typer.echo(json.dumps(names) if as_json else "\n".join(names))
-    elif what == "datasets":
-        from fewshift.data.collections import describe
-
-        found = [it for it in describe() if contains in it["name"]]
-        short = ("name", "title", "domains", "classes", "images", "metric", "where")
-        brief = [{**{key: it[key] for key in short}, "domains": ", ".join(it["domains"])} for it in found]
-        _print_found("datasets (--json tells splits, recipes and licences too)", found if as_json else brief, as_json)
     elif what == "grids":
-        from fewshift.bench.features import load_grid
-
-        files = sorted(path for path in folder.glob("*.toml") if contains in path.stem)
-        if not files:
-            raise FewshiftError(f"there are no grids in {folder}: pass --folder with the grids of the project")
-        plans = {path: load_grid(path) for path in files}
-        found = [
-            {"file": str(path), "title": plan.title, "cells": len({cell.key for cell in plan.cells()})}
-            for path, plan in plans.items()
-        ]
-        _print_found("grids", found, as_json)
+        _print_grids(folder, contains, as_json)
+    elif what in KINDS:
+        note, rows, brief = KINDS[what]
+        found = [it for it in rows() if contains in it["name"] or contains in it.get("dataset", "")]
+        _print_found(f"{what}{note}", found if as_json else [brief(it) for it in found], as_json)
     else:
-        raise typer.BadParameter(f"'{what}' is unknown: choose methods, models, datasets or grids")
+        *most, last = [*KINDS, "models", "grids"]
+        raise typer.BadParameter(f"'{what}' is unknown: choose {', '.join(most)} or {last}")
+
+
+def _methods() -> list[dict[str, Any]]:
+    from fewshift import catalogue
+
+    return catalogue.rows()
+
+
+def _algorithms() -> list[dict[str, Any]]:
+    from fewshift.sources import ALGORITHMS
+
+    return [
+        {
+            "name": name,
+            "what it does": (inspect.getdoc(kind) or "").partition("\n")[0],
+            "paper": kind.paper,
+            "settings": {it.name: it.default for it in fields(kind)},
+        }
+        for name, kind in ALGORITHMS.items()
+    ]
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from fewshift.sources.recipes import OTHERS, RECIPES
+
+    return [
+        {"name": name, "dataset": dataset, "settings": recipe.settings()}
+        for name, own in RECIPES.items()
+        for dataset, recipe in {
+            **own,
+            "other images": OTHERS[name][False],
+            "other scenes": OTHERS[name][True],
+        }.items()
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from fewshift.data.collections import describe
+
+    return describe()
+
+
+def _brief_settings(row: dict[str, Any], *columns: str) -> dict[str, Any]:
+    from fewshift.catalogue import settings_line
+
+    return {**{column: row[column] for column in columns}, "settings": settings_line(row)}
+
+
+def _brief_recipe(row: dict[str, Any]) -> dict[str, Any]:
+    """A recipe by what is not usual in it."""
+    from fewshift.sources.recipes import Recipe
+
+    usual = {it.name: it.default for it in fields(Recipe)}
+    unusual = {key: value for key, value in row["settings"].items() if value != usual[key]}
+    return _brief_settings({**row, "settings": unusual}, "name", "dataset")
+
+
+def _brief_dataset(row: dict[str, Any]) -> dict[str, Any]:
+    short = ("name", "title", "domains", "classes", "images", "metric", "where")
+    return {**{key: row[key] for key in short}, "domains": ", ".join(row["domains"])}
+
+
+# of each kind: a word to the reader, its rows, and a row as the table has it
+KINDS: dict[str, tuple[str, Callable[[], list[dict[str, Any]]], Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "methods": ("", _methods, lambda row: _brief_settings(row, "name", "looks at", "returns", "paper")),
+    "algorithms": ("", _algorithms, lambda row: _brief_settings(row, "name", "what it does", "paper")),
+    "recipes": (" (--json tells all settings, not only the unusual)", _recipes, _brief_recipe),
+    "datasets": (" (--json tells splits, recipes and licences too)", _datasets, _brief_dataset),
+}
+
+
+def _print_grids(folder: Path, contains: str, as_json: bool) -> None:
+    from fewshift.bench.features import load_grid
+
+    files = sorted(path for path in folder.glob("*.toml") if contains in path.stem)
+    if not files:
+        raise FewshiftError(f"there are no grids in {folder}: pass --folder with the grids of the project")
+    plans = {path: load_grid(path) for path in files}
+    found = [
+        {"file": str(path), "title": plan.title, "cells": len({cell.key for cell in plan.cells()})}
+        for path, plan in plans.items()
+    ]
+    _print_found("grids", found, as_json)
 
 
 def _check_plans(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> None:

@@ -6,12 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fewshift.data import digits
+from fewshift.data import digits, street
 from fewshift.data.preprocess import IMAGENET, Preprocess
 from fewshift.errors import FewshiftError
 
-Metric = Literal["accuracy", "macro_recall", "macro_f1"]
-Layout = Literal["folders", "lists", "camelyon17", "iwildcam", "digits"]
+Metric = Literal["accuracy", "macro_recall", "macro_f1", "mean_iou"]
+Layout = Literal[
+    "folders",
+    "lists",
+    "camelyon17",
+    "iwildcam",
+    "digits",
+    "cityscapes",
+    "bdd100k",
+    "mapillary",
+    "gtav",
+    "synthia",
+    "camvid",
+]
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,17 @@ class Collection:
     folders: tuple[str, ...] = ()  # other names its folder may have
     skip_rare: bool = False  # whether classes with fewer images than shots are left out of a support
     unnamed: int = 0  # how many classes there are where `classes` is empty
+    palette: tuple[street.RGB, ...] = ()  # a colour for each class, where every pixel has a label
+    support_from: Mapping[str, str] = field(default_factory=dict)  # target -> the domain that its support is drawn from
+
+    @property
+    def dense(self) -> bool:
+        """Whether every pixel has a label: such domains are scenes."""
+        return bool(self.palette)
+
+    def support_domain(self, target: str) -> str:
+        """The domain that the support of a target is drawn from: the target itself, less the support, by default."""
+        return self.support_from.get(target, target)
 
     @property
     def class_count(self) -> int:
@@ -60,6 +83,7 @@ def describe() -> list[dict[str, Any]]:
             "classes": it.class_count,
             "images": sum(it.counts.values()) if it.counts else None,
             "metric": it.metric,
+            "support_from": dict(it.support_from),
             "split": it.split,
             "recipe": it.recipe,
             "licence": it.licence,
@@ -77,6 +101,12 @@ STANDARD = replace(IMAGENET, resize=224)
 ONE_LEFT_OUT = "leave one domain out: all images of the target, less the support"
 PAIRS = "one source domain and one target domain: all images of the target, less the support"
 ERM = "SGD, rate 1e-3 with cosine decay, momentum 0.9, weight decay 5e-4"
+WHOLE = replace(IMAGENET, resize=None, crop=None)
+FROM_TRAIN = "all images of val; the support is drawn from train"
+ISW = (
+    "DeepLabV3+ with ResNet-50, published with ISW (RobustNet) for 3 seeds: GTAV, crops of 768, SGD, rate 0.01 with "
+    "polynomial decay, 40,000 steps of 16 images"
+)
 
 _DESCRIBED = (
     Collection(
@@ -233,6 +263,114 @@ _DESCRIBED = (
         where="nothing to get: both come with the library's dependencies",
         layout="digits",
         counts={"mnist": 5000, "uci": 1797},
+    ),
+    Collection(
+        name="gtav",
+        title="GTAV",
+        domains=("train", "val", "test"),
+        targets=("val",),
+        split="the published parts of the game's images: the networks that are adapted were trained on train",
+        classes=street.CLASSES,
+        palette=street.PALETTE,
+        metric="mean_iou",
+        preprocess=WHOLE,
+        recipe=ISW,
+        licence="for research and teaching; see its page",
+        where="get images, labels and split.mat (in read_mapping.zip) from the page of 'Playing for Data' (Richter et "
+        "al. 2016)",
+        layout="gtav",
+        counts={"train": 12_403, "val": 6382, "test": 6181},
+        folders=("gta5", "gta"),
+        support_from={"val": "train"},
+    ),
+    Collection(
+        name="cityscapes",
+        title="Cityscapes",
+        domains=("train", "val"),
+        targets=("val",),
+        split=FROM_TRAIN,
+        classes=street.CLASSES,
+        palette=street.PALETTE,
+        metric="mean_iou",
+        preprocess=WHOLE,
+        recipe=ISW,
+        licence="for non-commercial use, after registration; see its page",
+        where="get leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from the Cityscapes page",
+        layout="cityscapes",
+        counts={"train": 2975, "val": 500},
+        support_from={"val": "train"},
+    ),
+    Collection(
+        name="bdd100k",
+        title="BDD100K, segmentation",
+        domains=("train", "val"),
+        targets=("val",),
+        split=FROM_TRAIN,
+        classes=street.CLASSES,
+        palette=street.PALETTE,
+        metric="mean_iou",
+        preprocess=WHOLE,
+        recipe=ISW,
+        licence="for research and teaching without profit; see its page",
+        where="get the 10K images and the labels for semantic segmentation from the BDD100K page",
+        layout="bdd100k",
+        counts={"train": 7000, "val": 1000},
+        folders=("bdd",),
+        support_from={"val": "train"},
+    ),
+    Collection(
+        name="mapillary",
+        title="Mapillary Vistas",
+        domains=("train", "val"),
+        targets=("val",),
+        split=FROM_TRAIN,
+        classes=street.CLASSES,
+        palette=street.PALETTE,
+        metric="mean_iou",
+        preprocess=Preprocess(1536, 1536, IMAGENET.mean, IMAGENET.std, "bicubic", side="height"),  # as RobustNet does
+        recipe=ISW,
+        licence="CC BY-NC-SA for the research edition; see its page",
+        where="get the research edition, labels of version 1.2 with 66 ids, from the Mapillary Vistas page",
+        layout="mapillary",
+        counts={"train": 18_000, "val": 2000},
+        folders=("mapillary_vistas", "vistas", "mapillary-vistas-dataset_public_v1.2"),
+        support_from={"val": "train"},
+    ),
+    Collection(
+        name="synthia",
+        title="SYNTHIA-RAND-CITYSCAPES",
+        domains=("train", "val"),
+        targets=("val",),
+        split=f"{FROM_TRAIN}; both parts are lists published with RobustNet",
+        classes=street.CLASSES,
+        palette=street.PALETTE,
+        metric="mean_iou",
+        preprocess=WHOLE,
+        recipe=ISW,
+        licence="CC BY-NC-SA 3.0",
+        where="get SYNTHIA-RAND-CITYSCAPES from the SYNTHIA page, and train.txt and val.txt, which are split_data of "
+        "RobustNet (Choi et al. 2021)",
+        layout="synthia",
+        counts={"train": 6580, "val": 2820},
+        folders=("RAND_CITYSCAPES", "SYNTHIA-RAND-CITYSCAPES", "SYNTHIA_RAND_CITYSCAPES"),
+        support_from={"val": "train"},
+    ),
+    Collection(
+        name="camvid",
+        title="CamVid",
+        domains=("day", "dusk"),
+        targets=("day", "dusk"),
+        split="three sequences by day and one at dusk, either to the other: all images of the target, less the support",
+        classes=street.CAMVID_CLASSES,
+        palette=street.CAMVID_PALETTE,
+        metric="mean_iou",
+        preprocess=WHOLE,
+        recipe="not in the paper; any network that is trained on the other domain",
+        licence="see its page",
+        where="get 701_StillsRaw_full.zip and LabeledApproved_full.zip from the CamVid page of 'Semantic Object "
+        "Classes in Video' (Brostow et al. 2009)",
+        layout="camvid",
+        counts={"day": 577, "dusk": 124},
     ),
 )
 

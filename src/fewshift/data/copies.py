@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from fewshift.data import digits, wilds
+from fewshift.data import digits, street, wilds
 from fewshift.data.collections import Collection, find_collection
 from fewshift.data.domain import Domain, joined
 from fewshift.data.folders import image_files
 from fewshift.data.preprocess import Preprocess
+from fewshift.data.scenes import CITYSCAPES, Encoding, Pairing, Scenes, joined_scenes
 from fewshift.errors import FewshiftError
 
 DATA_VARIABLE = "FEWSHIFT_DATA"
@@ -36,16 +37,39 @@ def load_domain(
     Images are at root/<collection>/<domain>/<class>/ or where the published archive has them; `root` may also be the
     collection's own folder. "a+b" are two domains as one.
     """
-    known = collection if isinstance(collection, Collection) else find_collection(collection)
+    known = _known(collection, domain, dense=False)
     if JOIN in domain:
         return joined([load_domain(known, part, root, preprocess) for part in domain.split(JOIN)])
-    if domain not in known.domains:
-        raise FewshiftError(f"{known.name} has no domain {domain!r}: use one of {', '.join(known.domains)}")
     steps = preprocess or known.preprocess
     if known.layout == "digits":
         return _digits(domain, known.classes, steps)
     files, labels, classes = READERS[known.layout](known, domain, data_root(root))
     return Domain(tuple(files), torch.tensor(labels), classes, steps, known.skip_rare)
+
+
+def load_scenes(
+    collection: Collection | str,
+    domain: str,
+    root: str | Path | None = None,
+    preprocess: Preprocess | None = None,
+) -> Scenes:
+    """The same for a collection that has a label for every pixel (`dense`): pairs of images and label files."""
+    known = _known(collection, domain, dense=True)
+    if JOIN in domain:
+        return joined_scenes([load_scenes(known, part, root, preprocess) for part in domain.split(JOIN)])
+    files, label_files, encoding = _from_places(known, domain, data_root(root))
+    return Scenes(files, label_files, known.classes, preprocess or known.preprocess, encoding, known.palette)
+
+
+def _known(collection: Collection | str, domain: str, *, dense: bool) -> Collection:
+    known = collection if isinstance(collection, Collection) else find_collection(collection)
+    if known.dense != dense:
+        labels, reader = ("pixels", "load_scenes") if known.dense else ("images", "load_domain")
+        raise FewshiftError(f"{known.name} has labels for {labels}: read it with {reader}")
+    for part in domain.split(JOIN):
+        if part not in known.domains:
+            raise FewshiftError(f"{known.name} has no domain {part!r}: use one of {', '.join(known.domains)}")
+    return known
 
 
 def from_list(
@@ -135,6 +159,131 @@ READERS: dict[str, Callable[[Collection, str, Path], Copy]] = {
     "lists": _from_lists,
     "camelyon17": partial(_from_table, wilds.camelyon17),
     "iwildcam": partial(_from_table, wilds.iwildcam),
+}
+
+
+# --- layouts of scenes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a copy may keep a domain: two folders, and how the names of their files end.
+
+    In folder names {0} stands for the domain, "val", and {1} for its long name, "validation". `names` tells which
+    images are the domain's, where a folder holds those of all.
+    """
+
+    images: str
+    labels: str
+    encoding: Encoding
+    image_end: str = ""
+    label_end: str = ""
+    names: Callable[[Collection, str, Path, Path], frozenset[str]] | None = None
+
+    def pairing(self, home: Path, domain: str) -> Pairing:
+        """Its folders in a copy."""
+        images, labels = (home / it.format(domain, LONG.get(domain)) for it in (self.images, self.labels))
+        return Pairing(images, labels, self.image_end, self.label_end)
+
+
+def _from_places(
+    collection: Collection, domain: str, root: Path
+) -> tuple[tuple[Path, ...], tuple[Path, ...], Encoding]:
+    """Read the first of the places of a layout that a copy has."""
+
+    def place_of(home: Path, domain: str) -> Place | None:
+        return next((it for it in PLACES[collection.layout] if it.pairing(home, domain).labelled()), None)
+
+    home, there = _home(collection, root, lambda folder, domain: place_of(folder, domain) is not None)
+    place = place_of(home, domain)
+    if place is None:
+        raise _no_domain(collection, domain, home, there)
+    where = place.pairing(home, domain)
+    names = None if place.names is None else place.names(collection, domain, home, where.images)
+    files, label_files = where.files(names)
+    if names is not None and len(files) < len(names):
+        missing = min(names - {file.stem for file in files})
+        raise FewshiftError(
+            f"{len(names):,} images of {domain!r} are listed and {len(files):,} found in {where.images}, the first "
+            f"that is missing is {missing}: {collection.where}"
+        )
+    if len(files) != ALSO_PUBLISHED.get((collection.name, domain)):
+        _check_count(collection, domain, where.images, len(files))
+    return files, label_files, place.encoding
+
+
+def _listed(collection: Collection, domain: str, home: Path, _: Path) -> frozenset[str]:
+    """Names from val.txt, from a list called as RobustNet's are, or from GTAV's split.mat."""
+    lists = [home / f"{domain}.txt", home / f"{collection.name}_split_{domain}.txt"]
+    for file in lists:
+        if file.is_file():
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            return frozenset(Path(line.split()[0]).stem for line in lines if line.strip())
+    if (home / "split.mat").is_file():
+        return _from_mat(home / "split.mat", domain)
+    raise FewshiftError(
+        f"which images of {collection.title} in {home} are those of {domain!r} is not known, {lists[0].name} is not "
+        f"there: {collection.where}"
+    )
+
+
+def _from_mat(file: Path, domain: str) -> frozenset[str]:
+    """Images are called after their numbers, 00001 and so on."""
+    from scipy.io import loadmat  # type: ignore[import-untyped]
+
+    try:
+        return frozenset(f"{int(number):05d}" for number in loadmat(file)[f"{domain}Ids"].ravel())
+    except Exception as error:  # readers raise whatever a broken file leads them to
+        raise FewshiftError(
+            f"{file} does not say which images are those of {domain!r}: extract it again, or write {domain}.txt with "
+            "one name in each line"
+        ) from error
+
+
+def _sequence(_: Collection, domain: str, __: Path, images: Path) -> frozenset[str]:
+    """CamVid's names begin with the sequence that an image is from."""
+    stems = (path.stem for path in images.iterdir())
+    return frozenset(stem for stem in stems if stem.startswith(street.CAMVID_SEQUENCES[domain]))
+
+
+LONG = {"train": "training", "val": "validation"}
+ALSO_PUBLISHED = {("gtav", "train"): 12_388}  # the list of RobustNet leaves 15 of its images out
+
+TRAIN_IDS = Encoding(street.TRAIN_IDS)
+VISTAS = Encoding(street.MAPILLARY_IDS)
+GTAV = Encoding(street.CITYSCAPES_IDS, street.GTAV_COLOURS, strict=False)
+SYNTHIA = Encoding(street.SYNTHIA_IDS, first_channel=True)
+
+PLACES: dict[str, tuple[Place, ...]] = {
+    "cityscapes": tuple(
+        Place(f"{above[0]}leftImg8bit/{{0}}", f"{above[1]}gtFine/{{0}}", encoding, "_leftImg8bit", end)
+        for above in (("", ""), ("leftImg8bit_trainvaltest/", "gtFine_trainvaltest/"))
+        for end, encoding in CITYSCAPES.items()
+    ),
+    "bdd100k": (
+        Place("images/10k/{0}", "labels/sem_seg/masks/{0}", TRAIN_IDS),
+        Place("images/{0}", "labels/{0}", TRAIN_IDS, label_end="_train_id"),
+        Place("seg/images/{0}", "seg/labels/{0}", TRAIN_IDS, label_end="_train_id"),
+    ),
+    "mapillary": (
+        Place("{1}/images", "{1}/labels", VISTAS),
+        Place("{1}/images", "{1}/v1.2/labels", VISTAS),
+    ),
+    "gtav": (Place("images", "labels", GTAV, names=_listed),),
+    "synthia": (
+        Place("RGB", "GT/LABELS", SYNTHIA, names=_listed),
+        Place("RAND_CITYSCAPES/RGB", "RAND_CITYSCAPES/GT/LABELS", SYNTHIA, names=_listed),
+    ),
+    "camvid": (
+        Place("{0}/images", "{0}/labels", Encoding(street.CAMVID_IDS)),
+        Place(
+            "701_StillsRaw_full",
+            "LabeledApproved_full",
+            Encoding(colours=street.CAMVID_COLOURS),
+            label_end="_L",
+            names=_sequence,
+        ),
+    ),
 }
 
 

@@ -6,16 +6,15 @@ Nothing is skipped silently: an image that cannot be read stops the work and is 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
-from fewshift.data.preprocess import MAX_PIXELS, Preprocess, in_mode
+from fewshift.data.preprocess import Preprocess, in_mode, opened
 from fewshift.errors import FewshiftError
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
@@ -23,33 +22,10 @@ LAYOUT = "make one folder per class, such as {root}/cat/1.jpg and {root}/dog/2.j
 
 
 def open_image(path: str | Path, mode: str) -> Image.Image:
-    """Read one image upright, in mode "L" or "RGB".
-
-    The size is checked before a pixel is decoded: a few hundred bytes can claim gigabytes.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FewshiftError(f"no such image {path}: check the path")
-    if path.stat().st_size == 0:
-        raise FewshiftError(f"{path} is empty: replace or remove it")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise Image.DecompressionBombError  # noqa: TRY301 - one sentence for Pillow's limit and ours
-                # the other way round, orientation would be lost with the rest of the header
-                return in_mode(ImageOps.exif_transpose(image), mode)
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise FewshiftError(
-            f"{path} claims more than {MAX_PIXELS / 1e6:.0f} million pixels: shrink or remove it"
-        ) from error
-    except UnidentifiedImageError as error:
-        raise FewshiftError(f"{path} is not an image: replace or remove it") from error
-    except FewshiftError as error:
-        raise FewshiftError(f"{path}: {error}") from error
-    except Exception as error:  # decoders raise whatever a broken file leads them to
-        raise FewshiftError(f"{path} is damaged and cannot be decoded: replace or remove it") from error
+    """Read one image upright, in mode "L" or "RGB"."""
+    with opened(path) as image:
+        # the other way round, orientation would be lost with the rest of the header
+        return in_mode(ImageOps.exif_transpose(image), mode)
 
 
 def image_files(root: str | Path) -> list[Path]:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fewshift.errors import FewshiftError
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, like, refuse_unadaptable
-from fewshift.statistics import Normal, averaged_over_batches, merged, pooled_exactly, read, source_layers, tied
+from fewshift.passes import averaged_over_batches, pooled_exactly, read_support, tied
+from fewshift.statistics import Normal, merged, source_layers
 from fewshift.target import Target, Unlabelled, checked_seed, minibatches
 
 STATISTICS = ("auto", "exact", "cumulative", "ema")
@@ -56,13 +57,12 @@ class AdaBN(Method):
         if target.unlabelled is not None:
             normals = self._of_many(network, target.unlabelled, seed)
         else:
-            images = like(network.model, target.need_support(self.name).images)
+            support = target.need_support(self.name).prepared(lambda images: like(network.model, images))
             if self.statistics in ("auto", "exact"):
-                source = source_layers(network)
-                seen = read(network, images, tied(network, 1.0)).moments
-                normals = {name: it.normal(source[name].eps) for name, it in seen.items()}
-            else:
-                normals = self._of_many(network, Unlabelled(images), seed)
+                source, seen = source_layers(network), read_support(network, support, tied(network, 1.0))
+                normals = {name: it.normal(source[name].eps) for name, it in seen.moments.items()}
+                return Fitted(network.with_tensors(merged(network, normals)), notes={"statistics": seen.route})
+            normals = self._of_many(network, Unlabelled(support.pictures), seed)
         return Fitted(network.with_tensors(merged(network, normals)))
 
     def _of_many(self, network: Network, unlabelled: Unlabelled, seed: int) -> dict[str, Normal]:

@@ -107,7 +107,7 @@ class DeltaReg(FineTuning):
         model = trainable(tuned, "source_frozen")
         order = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))  # of all classes
         part = order[: ATTENTION_BATCH * ATTENTION_BATCHES]
-        rises = filter_importance(model, watched, support.images[part], support.labels[part], target.loss)
+        rises = filter_importance(model, watched, *support.part(part).chunks()[0], target.cost)
         return {name: attention(rise) for name, rise in rises.items()}
 
     def _watched(self, network: Network, support: Support) -> list[str]:
@@ -117,7 +117,7 @@ class DeltaReg(FineTuning):
             if isinstance(module, nn.Conv2d) and name != network.head
         }
         with torch.no_grad(), maps(network.model, list(convolutions)) as seen:
-            network.model(like(network.model, support.images[:1]))
+            network.model(like(network.model, support.chunks(1)[0][0]))
         if self.layers != "auto":
             names = [name.strip() for name in self.layers.split(",")]
             unknown = [name for name in names if name not in seen]

@@ -39,7 +39,7 @@ class FinetuneBN(Method):
     bn: str = "support"
     epochs: int = 10
     lr: float = 1e-3
-    batch_size: int = 32
+    batch_size: int | None = None
 
     def check(self) -> None:
         """Only settings that make sense."""

@@ -67,19 +67,20 @@ class Flute(Method):
 
         def loss(indices: Tensor) -> Tensor:
             with head_inputs(model, head) as seen:
-                model(support.views(indices))
-            return centroid_loss(seen[-1].flatten(1), support.labels[indices], detach=self.centroid_grad == "detach")
+                images, labels = support.batch(indices)
+                model(images)
+            return centroid_loss(seen[-1].flatten(1), labels, detach=self.centroid_grad == "detach")
 
         with private_randomness(seed) as generator:
             course = fit(
                 loss,
-                lambda: balanced_minibatches(support.labels, self.batch_size, generator),
+                lambda: balanced_minibatches(support.targets, self.batch_size, generator),
                 adam(self.lr)(tensors),
                 self.epochs,
             )
         model = finished(network, model)
         if self.stats == "support":
-            write_statistics(network, model, support.images)
+            write_statistics(network, model, support)
         state = model.state_dict()
         with torch.no_grad():
             for name, tensor in nearest_centroid_head(network, model, support).items():

@@ -61,7 +61,7 @@ class LateFusion(FineTuning):
         network, support = prepare(network, target, self.name)
         predictor, losses = self.train_head(network, support, target, seed, fresh=self.target_head == "fresh")
         head = network.need_head(self.name)
-        if not gives_output(network.model, head, support.images):
+        if not gives_output(network.model, head, support.chunks(2)[0][0]):
             raise FewshiftError(
                 f"{self.name} blends the scores of two heads and something comes after '{head}': use lp-ft"
             )

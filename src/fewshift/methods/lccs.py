@@ -25,22 +25,12 @@ from fewshift.heads import centroids, cosine_logits, nearest_centroid_head, trai
 from fewshift.losses import Loss, mean_entropy
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, batchnorm, channels_last, head_inputs, like, linear, logits_of, refuse_unadaptable
-from fewshift.statistics import (
-    Blend,
-    Moments,
-    Normal,
-    Span,
-    merged,
-    normalised,
-    read,
-    read_by_ema,
-    source_layers,
-    spanning_vectors,
-    tied,
-)
+from fewshift.passes import Blend, read_by_ema, read_support, tied
+from fewshift.statistics import Moments, Normal, Span, merged, normalised, source_layers, spanning_vectors
 from fewshift.target import Support, Target, minibatches, private_randomness
 
 MOST_CANDIDATES = 1001
+EMA = "minibatches, exponential average"
 NCC_SHOTS = 5  # from here on the paper replaces the source classifier by nearest centroids
 
 
@@ -66,10 +56,12 @@ VARIANTS = {
 class LCCS(Method):
     """Linear combination coefficients for BatchNorm statistics; every field is an ablation of the paper.
 
-    - n: support vectors per layer: a number, "k*classes", or a fraction of explained variance such as 0.9.
+    - n: support vectors per layer: a number, "k*classes" (1 with pixel labels), or a fraction of explained variance
+      such as 0.9.
     - init: "grid" (one v for all layers), "greedy" (layer by layer), a number v, or None (source only).
     - grid: how many values of v from 0 to 1; the largest of equally good ones is taken.
-    - epochs, lr, batch_size: the gradient stage (Adam); 0 epochs stop after the initialisation.
+    - epochs, lr, batch_size: the gradient stage (Adam); 0 epochs stop after the initialisation. Minibatches hold 32
+      images, with pixel labels one, unless batch_size says otherwise.
     - combination: "linear", or "convex" (one weight in [0, 1] per layer and moment, n = 1).
     - objective: "cross-entropy", or "entropy" (labels unused).
     - classifier: "source", "finetuned" (for classifier_epochs), "ncc", or "auto" = source below 5 shots, NCC from 5.
@@ -91,7 +83,7 @@ class LCCS(Method):
     grid: int = 11
     epochs: int = 10
     lr: float = 1e-3
-    batch_size: int = 32
+    batch_size: int | None = None
     combination: str = "linear"
     objective: str = "cross-entropy"
     classifier: str = "auto"
@@ -121,23 +113,22 @@ class LCCS(Method):
             _one_of("n", self.n, ("k*classes",))
         elif not (self.n >= 1 if isinstance(self.n, int) else 0 < self.n < 1):
             raise FewshiftError(f"n={self.n} is neither a count nor a fraction: give 1, 2, ... or for example 0.9")
-        self.at_least(grid=2, batch_size=1, init_epochs=1)
+        self.at_least(grid=2, init_epochs=1, batch_size=1)
         if self.grid > MOST_CANDIDATES:
             raise FewshiftError(f"grid={self.grid} is too large: give at most {MOST_CANDIDATES}")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Initialise, span, learn, classify: the four stages of the paper."""
         support = target.need_support(self.name)
-        network = Network.of(network, support.images)
+        network = Network.of(network, target.some_images(self.name, "support images"))
         refuse_unadaptable(network)
-        support.check_labels(network.output)
-        network, workshop, support = self._prepare(network, support)
-        loss = mean_entropy if self.objective == "entropy" else target.loss
+        network, workshop, support = self._prepare(network, support.checked(network.output))
+        loss = mean_entropy if self.objective == "entropy" else target.cost
 
         start = self._initialise(workshop, support, loss, seed)
         spans = self._span(workshop, support, start)
         learned = self._learn(workshop, spans, support, start.blend, loss, seed)
-        head = self._classify(workshop, learned.normals, support, target.loss, seed)
+        head = self._classify(workshop, learned.normals, support, target.cost, seed)
 
         return Fitted(
             network.with_tensors(merged(network, learned.normals) | head.tensors),
@@ -145,6 +136,7 @@ class LCCS(Method):
             notes={
                 "v": _common(start.blend),
                 "grid": start.curve,
+                "statistics": start.route,
                 "steps": learned.steps,
                 "parameters": learned.parameters,
                 "support_loss": learned.course.losses,
@@ -165,10 +157,11 @@ class LCCS(Method):
         model = network.with_tensors({}).requires_grad_(False)
         if self.adapt_dtype is not None or self._quirks.double:
             model = model.to(torch.float64 if self._quirks.double else getattr(torch, str(self.adapt_dtype)))
-        images = like(model, support.images)
-        if images.dtype == torch.float32:  # in double precision it would be slower
-            model, images = model.to(memory_format=torch.channels_last), channels_last(images)
-        return network, replace(network, model=model), support.to(images)
+        if like(model, torch.empty(0)).dtype != torch.float32:
+            return network, replace(network, model=model), support.prepared(lambda images: like(model, images))
+        model = model.to(memory_format=torch.channels_last)  # in double precision it would be slower
+        support = support.prepared(lambda images: channels_last(like(model, images)))
+        return network, replace(network, model=model), support
 
     # stage 1
 
@@ -197,27 +190,28 @@ class LCCS(Method):
     def _try(self, network: Network, support: Support, loss: Loss, blend: Blend, seed: int) -> Start:
         """A candidate: statistics estimated under this blend and held, its loss on the plain support."""
         if self.statistics == "exact" or (self.statistics == "auto" and support.augment is None):
-            reading = read(network, support.images, blend)
-            return Start(blend, float(loss(reading.logits, support.labels)), reading.moments)
+            reading = read_support(network, support, blend)
+            return Start(blend, support.loss_of(loss, reading.logits), reading.moments, route=reading.route)
         with private_randomness(seed) as generator:  # the same views for every candidate
             views = (
-                support.views(indices)
+                support.batch(indices)[0]
                 for _ in range(self.init_epochs)
-                for indices in minibatches(len(support), self.batch_size, generator, drop_last=self._quirks.drop_last)
+                for indices in self._minibatches(support, generator)
             )
             estimates = read_by_ema(network, views, blend)
         source = source_layers(network)
         held = {name: source[name].blend(estimate, blend[name]) for name, estimate in estimates.items()}
         with torch.no_grad():
-            logits = logits_of(normalised(network, held)(support.images))
-        return Start(blend, float(loss(logits, support.labels)))
+            model = normalised(network, held)
+            answers = [logits_of(model(images)) for images, _ in support.chunks(support.minibatch(self.batch_size))]
+        return Start(blend, support.loss_of(loss, answers), route=EMA)
 
     # stage 2
 
     def _span(self, network: Network, support: Support, start: Start) -> dict[str, Span]:
         """Spanning vectors from one pass over the whole plain support under the chosen blend."""
-        seen = start.moments or read(network, support.images, start.blend).moments
-        n = 1 if self.combination == "convex" else len(support) if isinstance(self.n, str) else self.n
+        seen = start.moments or read_support(network, support, start.blend).moments
+        n = self._support_vectors(support)
         source = source_layers(network)
         return {
             name: spanning_vectors(
@@ -225,6 +219,11 @@ class LCCS(Method):
             )
             for name in seen
         }
+
+    def _support_vectors(self, support: Support) -> int | float:
+        if self.combination == "convex":
+            return 1
+        return self.n if not isinstance(self.n, str) else 1 if support.dense else len(support)
 
     # stage 3
 
@@ -255,10 +254,15 @@ class LCCS(Method):
                 it.project()
 
         answer = logits if self.gradient_head == "source" else _centroid_logits(network, model, support, logits)
+
+        def cost(indices: Tensor) -> Tensor:
+            images, labels = support.batch(indices)
+            return loss(answer(images), labels)
+
         with private_randomness(seed) as generator:
             course = fit(
-                lambda indices: loss(answer(support.views(indices)), support.labels[indices]),
-                lambda: self._epoch(len(support), generator),
+                cost,
+                lambda: self._epoch(support, generator),
                 optimizer,
                 self._effective_epochs(),
                 after_step=project,
@@ -274,9 +278,13 @@ class LCCS(Method):
             parameters=sum(parameter.numel() for parameter in parameters),
         )
 
-    def _epoch(self, total: int, generator: torch.Generator) -> list[Tensor]:
+    def _minibatches(self, support: Support, generator: torch.Generator) -> list[Tensor]:
+        size = support.minibatch(self.batch_size)
+        return minibatches(len(support), size, generator, drop_last=self._quirks.drop_last)
+
+    def _epoch(self, support: Support, generator: torch.Generator) -> list[Tensor]:
         """The minibatches of one epoch on which a step is taken."""
-        batches = minibatches(total, self.batch_size, generator, drop_last=self._quirks.drop_last)
+        batches = self._minibatches(support, generator)
         return batches[-1:] if self._quirks.steps == "last minibatch" else batches
 
     def _effective_epochs(self) -> int:
@@ -319,17 +327,19 @@ class LCCS(Method):
                 name,
                 support,
                 loss,
-                lambda: self._epoch(len(support), generator),
+                lambda: self._epoch(support, generator),
                 optimizer,
                 self.classifier_epochs,
             )
         return Head(kind, {f"{name}.{key}": tensor.detach() for key, tensor in layer.named_parameters()}, losses)
 
     def _choose_classifier(self, network: Network, support: Support) -> str:
+        if self.classifier == "ncc" and support.dense:
+            raise FewshiftError("nearest centroids classify images, not pixels: use classifier='source' or 'finetuned'")
         if self.classifier != "auto":
             return self.classifier
         enough = support.shots >= NCC_SHOTS and len(support.counts) == network.classes
-        return "ncc" if enough and network.head is not None and support.labels.ndim == 1 else "source"
+        return "ncc" if enough and network.head is not None and not support.dense else "source"
 
 
 @dataclass(frozen=True)
@@ -340,6 +350,7 @@ class Start:
     loss: float = float("nan")
     moments: dict[str, Moments] | None = None
     curve: list[dict[str, float]] = field(default_factory=list)
+    route: str | None = None  # how the images passed
 
 
 @dataclass(frozen=True)
@@ -367,14 +378,16 @@ def _centroid_logits(
 ) -> Callable[[Tensor], Tensor]:
     """Cosines to the centroids of the plain support under the current statistics, the centroids held."""
     head = network.need_head("gradient_head='ncc'")
+    if support.dense:
+        raise FewshiftError("nearest centroids classify images, not pixels: use gradient_head='source'")
 
     def answer(images: Tensor) -> Tensor:
         with head_inputs(model, head) as seen:
             with torch.no_grad():
-                logits(support.images)
+                logits(support.pictures)
             logits(images)
         plain, views = (it.flatten(1) for it in seen)
-        return cosine_logits(views, centroids(plain, support.labels, int(network.classes or 0)))
+        return cosine_logits(views, centroids(plain, support.targets, int(network.classes or 0)))
 
     return answer
 

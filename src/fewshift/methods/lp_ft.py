@@ -38,7 +38,7 @@ class LPFT(Method):
     probe_epochs: int = 100
     epochs: int = 10
     lr: float = 1e-3
-    batch_size: int = 32
+    batch_size: int | None = None
     folds: int = 3
 
     def check(self) -> None:
@@ -50,7 +50,7 @@ class LPFT(Method):
         """Choose the epochs inside the support, then run both stages on all of it."""
         network, support = prepare(network, target, self.name)
         network.need_head(self.name)
-        parts = [] if support.dense else stratified_folds(support.labels, self.folds, seed)
+        parts = [] if support.dense else stratified_folds(support.targets, self.folds, seed)
         probe_epochs, probe_curve = self._choose_probe(network, support, target, parts, seed)
         epochs, curve = self._choose_tune(network, support, target, parts, probe_epochs, seed)
         probed = self._probe(network, support, target, probe_epochs, seed)
@@ -148,16 +148,12 @@ def _look(curve: list[float], held: Support, target: Target, predictor: nn.Modul
 @torch.no_grad()
 def held_out_loss(model: nn.Module, held: Support, target: Target) -> float:
     """The loss on images that were not trained on, in evaluation mode."""
-    return float(target.loss(logits_of(model.eval()(like(model, held.images))), held.labels))
+    return float(target.cost(logits_of(model.eval()(like(model, held.pictures))), held.targets))
 
 
 def splits(support: Support, folds: list[Tensor]) -> list[tuple[Support, Support]]:
     """(kept, held out) for every fold."""
-
-    def part(indices: Tensor) -> Support:
-        return replace(support, images=support.images[indices], labels=support.labels[indices])
-
-    return [(part(others(fold, len(support))), part(fold)) for fold in folds]
+    return [(support.part(others(fold, len(support))), support.part(fold)) for fold in folds]
 
 
 def stratified_folds(labels: Tensor, folds: int, seed: int) -> list[Tensor]:

@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from fewshift.files import whole
 from fewshift.method import Needs
 from fewshift.methods import METHODS
 from fewshift.report import figures, words
+from fewshift.report.pages import rendered
+from fewshift.report.scenes import Scene, Scores, side_by_side, support_scenes
 from fewshift.report.tables import Table
 from fewshift.version import __version__
 
 if TYPE_CHECKING:
     from fewshift.adaptation import Adaptation
     from fewshift.demo import Demo, Row
+
+PICTURED = 6  # scenes of a support set that a page shows
 
 
 def adaptation_page(result: Adaptation, path: str | Path) -> Path:
@@ -33,7 +37,23 @@ def adaptation_page(result: Adaptation, path: str | Path) -> Path:
         skipped=[it for it in result.layers if it.skipped is not None],
         learning=_learning(result),
         change=_change(result),
-        versions={"fewshift": __version__, "torch": torch.__version__, "Python": platform.python_version()},
+        scenes=_support_scenes(result),
+        pictured=PICTURED,
+        versions=_versions(),
+    )
+
+
+def evaluation_page(
+    scores: Scores, gained: Sequence[Scene], lost: Sequence[Scene], path: str | Path, *, origin: Mapping[str, Any]
+) -> Path:
+    """What adaptation did to the answers on labelled scenes: class by class, and where it did most good and harm."""
+    return _write(
+        path,
+        "evaluation.html",
+        scores=scores,
+        gained=side_by_side(gained, scores.classes, scores.palette, key="gained") if gained else None,
+        lost=side_by_side(lost, scores.classes, scores.palette, key="lost") if lost else None,
+        origin={**{key: it for key, it in origin.items() if it is not None}, **_versions()},
     )
 
 
@@ -86,6 +106,15 @@ class Classes:
     methods: Sequence[str]
     rows: Sequence[tuple[str, Sequence[float | None]]]
     pictures: Sequence[Picture]
+    measure: str = "accuracy"
+
+
+@dataclass(frozen=True)
+class Scenery:
+    """Scenes side by side, as they stand in a page, and what they have in common."""
+
+    title: str
+    figure: Markup
 
 
 @dataclass(frozen=True)
@@ -101,6 +130,7 @@ class Section:
     seeds: int = 1
     pictures: Sequence[Picture] = ()
     classes: Sequence[Classes] = ()
+    scenes: Sequence[Scenery] = ()
 
     @property
     def failed(self) -> int:
@@ -202,6 +232,13 @@ SHIFTS = (
 )
 
 
+def _support_scenes(result: Adaptation) -> Markup | None:
+    """The first images with pixel labels, and what both networks say about them."""
+    networks = {"source": result.source, "adapted": result.model} if result.delta.bits else {"source": result.source}
+    scenes = support_scenes(result.support, networks, result.preprocess, PICTURED) if result.support else []
+    return side_by_side(scenes, result.classes, key="support") if scenes else None
+
+
 def _chart(rows: Sequence[Row], before: Row) -> str:
     labels = [
         ", ".join(it for it in (row.method, row.settings, row.shots and f"k = {row.shots}") if it) for row in rows
@@ -213,6 +250,10 @@ def _chart(rows: Sequence[Row], before: Row) -> str:
         key="rows",
         alt=f"Accuracy on the target in percent, mean and spread over the draws. {facts}.",
     )
+
+
+def _versions() -> dict[str, str]:
+    return {"fewshift": __version__, "torch": torch.__version__, "Python": platform.python_version()}
 
 
 def _gains(row: Row, before: Row) -> list[float]:
@@ -227,14 +268,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _write(path: str | Path, template: str, **facts: Any) -> Path:
-    pages = Environment(
-        loader=PackageLoader("fewshift.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text = pages.get_template(template).render(words=words, **facts)
+    text = rendered(template, **facts)
     with whole(path) as draft:
         draft.write_bytes(text.encode("utf-8", "replace"))  # a file name may hold bytes that are no text
     return Path(path)

@@ -1,0 +1,299 @@
+"""Normalisation layers that stand in a network in the place of BatchNorm, or beside it.
+
+Two families. Instance normalisation has no statistics of its own: each image is normalised by itself. Whitening makes
+the channels of a group uncorrelated, not only of variance 1; its matrices come from Newton's iteration, which has sound
+gradients where an eigen-decomposition has none.
+
+None of these layers is a BatchNorm layer, except the half of an IBN layer that is one.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewshift.errors import FewshiftError
+
+EPS = 1e-5
+
+
+def inverse_root(covariance: Tensor, iterations: int) -> Tensor:
+    """About covariance^(-1/2), of (..., d, d): Newton's iteration on S = covariance / trace, whose spectrum is in (0, 1].
+
+    P_0 = 1, P_(k+1) = (3 P_k - P_k^3 S) / 2, and the result is P / sqrt(trace): exact for d = 1, and for any d in the
+    limit.
+    """
+    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    scaled = (covariance / trace).flatten(0, -3)
+    root = torch.eye(covariance.shape[-1]).to(covariance).expand_as(scaled)
+    for step in range(iterations):
+        if step == 0:  # powers of 1 need no product
+            root = 1.5 * root - 0.5 * scaled
+        else:
+            root = torch.baddbmm(root, torch.bmm(root, torch.bmm(root, root)), scaled, beta=1.5, alpha=-0.5)
+    return root.view_as(covariance) * trace.rsqrt()
+
+
+def image_moments(maps: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of maps (N, C, L): each image less its means; the means (N, C); the covariances (N, C / d, d, d) in groups of d.
+
+    Covariances are biased: sums over the L positions, divided by L.
+    """
+    moments: tuple[Tensor, Tensor, Tensor] = _Moments.apply(maps, group)
+    return moments
+
+
+def pooled(means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
+    """The means (1, C) and covariances (1, C / d, d, d) of all positions of all images, from those of each image."""
+    mean = means.mean(0, keepdim=True)
+    apart = (means - mean).view(*covariances.shape[:-1], 1)
+    return mean, (covariances + apart * apart.mT).mean(0, keepdim=True)
+
+
+def transformed(maps: Tensor, matrices: Tensor, shifts: Tensor) -> Tensor:
+    """A x + b at every position of maps (N, C, L): A is (N, C / d, d, d), a matrix for each group, b is (N, C)."""
+    output: Tensor = _Transformed.apply(maps, matrices, shifts)
+    return output
+
+
+class InstanceNorm(nn.InstanceNorm2d):
+    """Each channel of each image with mean 0 and variance 1, then gamma and beta if it has them.
+
+    Unlike torch's it leaves channels side by side in memory where they are so, and an image of one position is beta.
+    """
+
+    def __init__(self, channels: int, affine: bool = True) -> None:
+        super().__init__(channels, EPS, affine=affine)
+
+    def begin_as(self, batchnorm: _BatchNorm) -> None:
+        """Take over gamma and beta, if there are any."""
+        _take_affine(self, batchnorm)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """As many groups as channels: instance normalisation is this case of group normalisation."""
+        return torch.group_norm(images, self.num_features, self.weight, self.bias, self.eps)
+
+
+class InstanceBatchNorm(nn.Module):
+    """IBN: instance normalisation of the first channels, BatchNorm of the rest."""
+
+    def __init__(self, channels: int, share: float = 0.5) -> None:
+        super().__init__()
+        first = int(channels * share)
+        if not 0 < first < channels:
+            raise FewshiftError(f"a share of {share} of {channels} channels leaves one side empty: choose another")
+        self.instance, self.batch = InstanceNorm(first), nn.BatchNorm2d(channels - first)
+
+    def begin_as(self, batchnorm: _BatchNorm) -> None:
+        """Both sides take over gamma and beta of their channels, BatchNorm also the statistics."""
+        first, state = self.instance.num_features, batchnorm.state_dict()
+        for side, channels in ((self.instance, slice(first)), (self.batch, slice(first, None))):
+            own = side.state_dict()
+            for name in own.keys() & state.keys():
+                own[name].copy_(state[name][channels] if state[name].ndim else state[name])
+        self.batch.eps, self.batch.momentum = batchnorm.eps, batchnorm.momentum
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Each side by itself."""
+        first, rest = images.split([self.instance.num_features, self.batch.num_features], 1)
+        return torch.cat([self.instance(first), self.batch(rest)], 1)
+
+
+class Whitening(nn.Module, abc.ABC):
+    """gamma W (x - mu) + beta, with one W for each group of channels.
+
+    Running statistics are decay * running + (1 - decay) * batch.
+    """
+
+    def __init__(self, channels: int, group: int, iterations: int = 5, decay: float = 0.9) -> None:
+        super().__init__()
+        if group < 1 or channels % group:
+            raise FewshiftError(f"{channels} channels cannot be whitened in groups of {group}: choose a divisor")
+        self.channels, self.group, self.iterations, self.decay = channels, group, iterations, decay
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.running_mean: Tensor
+        self.register_buffer("running_mean", torch.zeros(channels))
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        return f"{self.channels}, group={self.group}, iterations={self.iterations}, decay={self.decay}"
+
+    def begin_as(self, batchnorm: _BatchNorm) -> None:
+        """Take over gamma, beta and the statistics: variances make a covariance without correlations."""
+        _take_affine(self, batchnorm)
+        if batchnorm.running_mean is not None and batchnorm.running_var is not None:
+            self.running_mean.copy_(batchnorm.running_mean)
+            self._begin_from(batchnorm.running_var, batchnorm.eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """In single precision at least: products of half numbers are too coarse for Newton's iteration."""
+        with torch.autocast(images.device.type, enabled=False):
+            maps = images.float() if images.dtype.itemsize < 4 else images
+            maps = maps.flatten(2) if maps.ndim > 2 else maps.unsqueeze(2)
+            if self.training and maps.shape[0] * maps.shape[2] < 2:
+                raise FewshiftError("one position has no covariance to whiten in training: give more or larger images")
+            return self._whitened(maps).view_as(images).to(images.dtype)
+
+    @abc.abstractmethod
+    def _whitened(self, maps: Tensor) -> Tensor:
+        """Of maps (N, C, L)."""
+
+    @abc.abstractmethod
+    def _begin_from(self, variance: Tensor, eps: float) -> None:
+        """Start the running second moments as those of a BatchNorm layer."""
+
+    def _follow(self, running: Tensor, batch: Tensor) -> None:
+        with torch.no_grad():
+            running.lerp_(batch.detach().view_as(running).to(running), 1 - self.decay)
+
+    def _scaled(self, maps: Tensor, whitening: Tensor, offset: Tensor) -> Tensor:
+        """gamma W (x + offset) + beta, where W and the offset are those of each image, or one for all."""
+        matrices = self.weight.view(-1, self.group, 1) * whitening
+        shifts = self.bias + (matrices @ offset.view(len(offset), *matrices.shape[1:-1], 1)).flatten(1)
+        count = len(maps)
+        return transformed(maps, matrices.expand(count, -1, -1, -1), shifts.expand(count, -1))
+
+
+class IterNorm(Whitening):
+    """Whitening by the batch in training; at test by the running mean and the running whitening matrix."""
+
+    def __init__(self, channels: int, group: int = 64, iterations: int = 5, decay: float = 0.9) -> None:
+        super().__init__(channels, group, iterations, decay)
+        self.running_whitening: Tensor
+        self.register_buffer("running_whitening", torch.eye(group).repeat(channels // group, 1, 1))
+
+    def _begin_from(self, variance: Tensor, eps: float) -> None:
+        self.running_whitening.copy_((variance + eps).rsqrt().view(-1, self.group).diag_embed())
+
+    def _whitened(self, maps: Tensor) -> Tensor:
+        if not self.training:
+            return self._scaled(maps, self.running_whitening[None], -self.running_mean[None])
+        centred, means, covariances = image_moments(maps, self.group)
+        mean, covariance = pooled(means, covariances)
+        whitening = inverse_root(covariance + EPS * torch.eye(self.group).to(maps), self.iterations)
+        self._follow(self.running_mean, mean)
+        self._follow(self.running_whitening, whitening)
+        return self._scaled(centred, whitening, means - mean)
+
+
+class SwitchableWhitening(Whitening):
+    """Whitening by a mixture of the batch's and the image's own moments; how much of each is learned.
+
+    At test the batch's moments are the running ones. `tied`: one mixture for means and covariances.
+    """
+
+    def __init__(
+        self, channels: int, group: int = 16, iterations: int = 5, decay: float = 0.99, tied: bool = False
+    ) -> None:
+        super().__init__(channels, group, iterations, decay)
+        self.mean_logits = nn.Parameter(torch.zeros(2))  # batch, image
+        self.covariance_logits = self.mean_logits if tied else nn.Parameter(torch.zeros(2))
+        self.running_covariance: Tensor
+        self.register_buffer("running_covariance", torch.eye(group).repeat(channels // group, 1, 1))
+
+    def _begin_from(self, variance: Tensor, eps: float) -> None:
+        self.running_covariance.copy_(variance.view(-1, self.group).diag_embed())
+
+    def _whitened(self, maps: Tensor) -> Tensor:
+        centred, means, covariances = image_moments(maps, self.group)
+        if self.training:
+            batch_mean, batch_covariance = pooled(means, covariances)
+            self._follow(self.running_mean, batch_mean)
+            self._follow(self.running_covariance, batch_covariance)
+        else:
+            batch_mean, batch_covariance = self.running_mean[None], self.running_covariance[None]
+        of_mean, of_covariance = self.mean_logits.softmax(0), self.covariance_logits.softmax(0)
+        mean = of_mean[0] * batch_mean + of_mean[1] * means
+        covariance = of_covariance[0] * batch_covariance + of_covariance[1] * covariances
+        whitening = inverse_root(covariance + EPS * torch.eye(self.group).to(maps), self.iterations)
+        return self._scaled(centred, whitening, means - mean)
+
+
+def _take_affine(layer: nn.Module, batchnorm: _BatchNorm) -> None:
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            own, given = getattr(layer, name), getattr(batchnorm, name)
+            if own is not None and given is not None:
+                own.copy_(given)
+
+
+class _Moments(torch.autograd.Function):
+    """`image_moments`, with a gradient of one product instead of two: a covariance is symmetric in its factors."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+        means = maps.mean(2)
+        centred = maps - means[:, :, None]
+        ctx.save_for_backward(centred)
+        ctx.group = group
+        return centred, means, _products(centred, centred, group) / maps.shape[2]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_centred: Tensor, d_means: Tensor, d_covariances: Tensor) -> tuple[Tensor, None]:
+        (centred,) = ctx.saved_tensors
+        slopes = (d_covariances + d_covariances.mT) / centred.shape[2]
+        d_maps = torch.empty_like(centred)
+        parts = (_parts(it, ctx.group, centred) for it in (d_maps, d_centred, centred))
+        for out, given, part, slope in zip(*parts, _matrices(slopes, centred), strict=True):
+            torch.baddbmm(given, slope, part, out=out)
+        # what was subtracted as the mean is subtracted from the gradient; centred images add nothing to it
+        return d_maps.add_((d_means / centred.shape[2] - d_centred.mean(2))[:, :, None]), None
+
+
+class _Transformed(torch.autograd.Function):
+    """`transformed`, into and out of whatever layout the maps have."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, matrices: Tensor, shifts: Tensor) -> Tensor:
+        ctx.save_for_backward(maps, matrices)
+        return _applied(matrices, maps).add_(shifts[:, :, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        maps, matrices = ctx.saved_tensors
+        d_maps = _applied(matrices.mT, d_output, like=maps) if ctx.needs_input_grad[0] else None
+        return d_maps, _products(d_output, maps, matrices.shape[-1]), d_output.sum(2)
+
+
+def _applied(matrices: Tensor, maps: Tensor, like: Tensor | None = None) -> Tensor:
+    """A x at every position, in the layout of `like`."""
+    like = maps if like is None else like
+    output, group = torch.empty_like(like), matrices.shape[-1]
+    for out, part, matrix in zip(
+        _parts(output, group, like), _parts(maps, group, like), _matrices(matrices, like), strict=True
+    ):
+        torch.bmm(matrix, part, out=out)
+    return output
+
+
+def _products(left: Tensor, right: Tensor, group: int) -> Tensor:
+    """Sums over positions of l r', (N, C / d, d, d)."""
+    count, channels, _ = right.shape
+    pairs = zip(_parts(left, group, right), _parts(right, group, right), strict=True)
+    found = [torch.bmm(one, other.mT) for one, other in pairs]
+    if len(found) > 1:
+        return torch.stack(found, 1)
+    return found[0].view(count, channels // group, group, group)
+
+
+def _parts(maps: Tensor, group: int, like: Tensor) -> list[Tensor]:
+    """Maps (N, C, L) as batches (n, d, L) of matrices, without copying what has the layout of `like`.
+
+    Where an image has one channel after the other in memory, images and groups make one batch. Where it has channels
+    side by side, each group is a batch of its own.
+    """
+    if like.is_contiguous():
+        return [maps.reshape(-1, group, maps.shape[2])]
+    return list(maps.split(group, 1))
+
+
+def _matrices(matrices: Tensor, like: Tensor) -> list[Tensor]:
+    """Matrices (N, C / d, d, d) in the batches of `_parts`."""
+    return [matrices.flatten(0, 1)] if like.is_contiguous() else list(matrices.unbind(1))

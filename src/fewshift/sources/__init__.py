@@ -1,0 +1,28 @@
+"""Training source networks. A new algorithm costs one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from fewshift.errors import FewshiftError
+from fewshift.sources.algorithm import Algorithm, Batch, Learner, Task
+from fewshift.sources.csg import CSG
+from fewshift.sources.erm import ERM
+from fewshift.sources.mixstyle import MixStyle
+
+ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in (ERM, MixStyle, CSG)}
+
+
+def algorithm_of(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
+    """The algorithm of that name with these settings, or one sentence with those there are."""
+    if name not in ALGORITHMS:
+        raise FewshiftError(f"unknown algorithm {name!r}: use one of {', '.join(ALGORITHMS)}")
+    known = [it.name for it in fields(ALGORITHMS[name])]
+    if unknown := [it for it in settings or {} if it not in known]:
+        raise FewshiftError(f"{name} has no setting {unknown[0]!r}: choose one of {', '.join(known) or 'none'}")
+    return ALGORITHMS[name](**settings or {})
+
+
+__all__ = ["ALGORITHMS", "CSG", "ERM", "Algorithm", "Batch", "Learner", "MixStyle", "Task", "algorithm_of"]

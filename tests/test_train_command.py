@@ -1,0 +1,212 @@
+"""`fewshift train`, as a person would use it: real files, real exit codes, a real kill."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from fewshift import cli, models
+from fewshift.data import digits
+from fewshift.data.collections import COLLECTIONS
+from tests.conftest import make_tiny, same_state
+
+FACTORY = "fewshift.data.digits:digits_network"
+
+
+class Result:
+    def __init__(self, code: int, stdout: str, stderr: str) -> None:
+        self.code, self.stdout, self.stderr = code, stdout, stderr
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run a command in this process, in an empty folder, through the real entry point."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEWSHIFT_DATA", raising=False)
+
+    def command(*words: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["fewshift", *map(str, words)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out = capsys.readouterr()
+        return Result(code, out.out, out.err)
+
+    return command
+
+
+def small_network(num_classes: int = 10) -> torch.nn.Module:
+    return make_tiny(num_classes, channels=1)
+
+
+SMALL = ["--arch", "tests.test_train_command:small_network", "--recipe", "quick"]
+UCI = ["train", "digits", "--source", "uci", *SMALL, "--epochs", "4"]
+HOME = Path(__file__).parents[1]
+
+
+def test_two_epochs_on_mnist_make_a_network_that_is_loaded_and_used_at_once(run, tmp_path):
+    done = run("train", "digits", "--target", "uci", "--arch", "digits", "--recipe", "quick", "--json")
+    assert done.code == 0, done.stderr
+    assert "the network begins with random weights" in done.stderr
+    told = json.loads(done.stdout)
+    assert told["weights"] == "digits-uci.safetensors"
+    card = json.loads((tmp_path / "digits-uci.json").read_text())
+    assert told["card"] == card
+    assert (card["sources"], card["target"], card["algorithm"]) == (["mnist"], "uci", {"name": "erm"})
+    assert card["images"] == {"train": 4000, "source_validation": 1000}
+    assert card["versions"].keys() >= {"fewshift", "torch", "timm"}
+    assert card["source_validation_accuracy"] >= 92  # seeds 0 to 3 had 95.1 to 96.2
+
+    loaded = models.load(FACTORY, tmp_path / "digits-uci.safetensors")
+    assert loaded.preprocess == digits.PREPROCESS
+    assert loaded.classes == tuple("0123456789")
+    _, (images, labels) = digits.split("mnist")
+    with torch.no_grad():
+        right = (loaded.model(digits.normalise(images)).argmax(1) == labels).double().mean()
+    assert card["source_validation_accuracy"] == round(100 * float(right), 2)
+    assert not (tmp_path / "digits-uci.resume").exists()
+
+
+def test_a_killed_training_goes_on_to_the_same_bits(run, tmp_path):
+    assert run(*UCI, "--out", "whole.safetensors").code == 0
+    state = tmp_path / "killed.resume"
+    command = [sys.executable, "-m", "fewshift.cli", *UCI, "--out", "killed.safetensors"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HOME)}
+    child = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    patience = time.monotonic() + 120
+    while not state.exists() and child.poll() is None and time.monotonic() < patience:
+        time.sleep(0.005)
+    child.kill()  # SIGKILL, in the second epoch: the first is on disk
+    _, errors = child.communicate()
+    assert state.exists(), errors.decode()
+    card = json.loads((tmp_path / "killed.json").read_text())
+    assert len(card["history"]) < 4
+    assert not card["finished"]
+
+    refused = run(*UCI, "--out", "killed.safetensors")
+    assert refused.code == 1
+    assert refused.stderr.endswith("is an unfinished training: go on with --resume, or remove it\n")
+    other = run(*UCI, "--out", "killed.safetensors", "--resume", "--lr", "0.2")
+    assert other.code == 1
+    assert "has recipe lr 0.1 and this one 0.2: resume it as it was begun, or remove the file" in other.stderr
+
+    resumed = run(*UCI, "--out", "killed.safetensors", "--resume")
+    assert resumed.code == 0, resumed.stderr
+    assert "epoch 1 of 4" not in resumed.stderr
+    assert "epoch 4 of 4" in resumed.stderr
+    assert same_state(*(load_file(tmp_path / f"{name}.safetensors") for name in ("whole", "killed")))
+    assert not state.exists()
+
+    began = (tmp_path / "killed.safetensors").stat().st_mtime_ns
+    again = run(*UCI, "--out", "killed.safetensors", "--resume")
+    assert again.code == 0
+    assert again.stdout == resumed.stdout
+    assert (tmp_path / "killed.safetensors").stat().st_mtime_ns == began
+
+
+def test_resume_without_anything_to_resume_begins(run):
+    done = run("train", "digits", "--source", "uci", *SMALL, "--epochs", 1, "--resume")
+    assert done.code == 0, done.stderr
+    assert "nothing to resume in digits-from-uci.resume: beginning with the first epoch" in done.stderr
+    assert "--model tests.test_train_command:small_network --weights digits-from-uci.safetensors" in done.stdout
+
+
+@pytest.fixture
+def animals(tmp_path, monkeypatch) -> Path:
+    """A data set of two domains on disk: red cats and green dogs, by day and by night."""
+    for brightness, domain in ((200, "day"), (60, "night")):
+        for channel, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "data" / "animals" / domain / name
+            folder.mkdir(parents=True)
+            for number in range(12):
+                colour = [number, number, number]
+                colour[channel] += brightness
+                Image.new("RGB", (40, 30 + number), tuple(colour)).save(folder / f"{number}.png")
+    places = {"domains": ("day", "night"), "targets": ("day", "night"), "counts": None, "class_counts": {}}
+    known = replace(COLLECTIONS["pacs"], name="animals", title="Animals", classes=("cat", "dog"), **places)
+    monkeypatch.setitem(COLLECTIONS, "animals", known)
+    return tmp_path / "data"
+
+
+def test_a_library_network_is_used_by_its_file_alone(run, tmp_path, animals):
+    start = models.load("timm:test_resnet", "random", classes=["a", "b", "c"])
+    save_file(start.model.state_dict(), tmp_path / "start.safetensors")
+    (tmp_path / "start.json").write_text(json.dumps({"arch": "timm:test_resnet", "mean": [0.4] * 3, "std": [0.2] * 3}))
+    words = ["--arch", "timm:test_resnet", "--weights", "start.safetensors", "--recipe", "quick", "--size", "32"]
+    more = ["--batch-size", "8", "--epochs", "4", "--set", "held_out=0.25", "--set", "patience=3"]
+    done = run("train", "animals", "--target", "night", *words, *more, "--data-root", animals)
+    assert done.code == 0, done.stderr
+    assert "use it: fewshift adapt --weights animals-night.safetensors --support FOLDER" in done.stdout
+    assert "random" not in done.stderr
+
+    loaded = models.load(None, tmp_path / "animals-night.safetensors")
+    assert (loaded.name, loaded.classes) == ("timm:test_resnet", ("cat", "dog"))
+    assert (loaded.preprocess.resize, loaded.preprocess.crop) == (36, 32)
+    assert (loaded.preprocess.mean, loaded.preprocess.std) == ((0.4,) * 3, (0.2,) * 3)
+    found = run("evaluate", "--weights", "animals-night.safetensors", animals / "animals" / "day", "--json")
+    assert found.code == 0, found.stderr
+    assert json.loads(found.stdout)["images"] == 24
+
+
+def test_a_full_disk_is_one_sentence(run, tmp_path, monkeypatch):
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    done = run("train", "digits", "--source", "uci", *SMALL, "--epochs", 1)
+    assert done.code == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == [
+        "error: cannot write digits-from-uci.json: No space left on device, there is no checkpoint yet: make room"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--target", "moon"], "digits has no domain 'moon': use one of mnist, uci"),
+        (["--target", "uci", "--source", "uci"], "'uci' is both source and target: training never sees the target"),
+        ([], "neither a target nor a source is named: pass --target DOMAIN or --source DOMAIN"),
+        (["--target", "uci", "--epochs", 0], "epochs=0 is too small: give at least 1"),
+        (["--target", "uci", "--lr", "-1"], "lr=-1.0 cannot be: give a number from 0"),
+        (["--target", "uci", "--size", 10**6], "resize is 1000000: give a size from 1 to 9459 pixels"),
+        (["--target", "uci", "--size", 64], "are 28x28 pixels, not 64: leave the size out"),
+        (["--target", "uci", "--batch-size", 9999], "4000 training images make no batch of 9999: lower batch_size"),
+        (["--target", "uci", "--algorithm", "magic"], "unknown algorithm 'magic': use one of erm"),
+        (["--target", "uci", "--recipe", "slow"], "unknown recipe 'slow': use one of paper, quick"),
+        (["--target", "uci", "--set", "magic=1"], "neither erm nor its recipe has a setting 'magic'"),
+        (["--target", "uci", "--set", "momentum=lots"], "momentum='lots' cannot be: give a number from 0"),
+        (["--target", "uci", "--out", "w.pt"], "end it in .safetensors"),
+        (["--target", "uci", "--out", "no/w.safetensors"], "choose a file in a folder that exists and is writable"),
+        (["--target", "uci", "--weights", "none.safetensors"], "no weights at none.safetensors: check the path"),
+        (["--target", "uci", "--weights", "imagenet"], "the digits network has no imagenet weights"),
+    ],
+)
+def test_a_mistake_is_one_sentence(run, words, sentence):
+    done = run("train", "digits", "--arch", "digits", *words)
+    assert done.code == 1
+    assert sentence in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_of_another_architecture_is_one_sentence(run, tmp_path):
+    save_file(make_tiny(10, channels=1).state_dict(), tmp_path / "tiny.safetensors")
+    done = run("train", "digits", "--target", "uci", "--arch", "digits", "--weights", "tiny.safetensors")
+    assert done.code == 1
+    assert done.stderr.startswith("error: tiny.safetensors is a checkpoint of another architecture than digits: ")
+    assert done.stderr.count("\n") == 1
