@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import timm
@@ -20,6 +23,8 @@ from torch import Tensor, nn
 from fewshift import models
 from fewshift.data import IMAGENET, Preprocess
 from fewshift.errors import FewshiftError
+from fewshift.sources import ALGORITHMS, Algorithm, Learner, Task
+from fewshift.target import private_randomness
 
 NAME = "timm:test_resnet"
 SEVEN = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -226,6 +231,57 @@ def test_a_card_does_not_choose_code_to_run(weights: Path, here: Path) -> None:
     assert not (here / "sprung").exists()
 
 
+@dataclass(frozen=True)
+class Doubled(Algorithm):
+    """Normalises twice after the first convolution, and knows how carefully."""
+
+    name: ClassVar[str] = "doubled"
+    paper: ClassVar[str] = "-"
+    eps: float = 1e-5
+
+    def modify(self, model: nn.Module) -> nn.Module:
+        first = model.get_submodule("bn1")
+        model.set_submodule("bn1", nn.Sequential(first, nn.BatchNorm2d(32, eps=self.eps)))
+        return model
+
+    def learner(self, model: nn.Module, task: Task) -> Learner:
+        return Learner(model, task)
+
+
+def test_the_layers_that_an_algorithm_changed_are_changed_again_before_weights_are_filled_in(
+    tmp_path: Path, network: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALGORITHMS, "doubled", Doubled)
+    trained = Doubled(eps=0.5).modify(copy.deepcopy(network)).eval()
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    refused("unexpected", NAME, tmp_path / "w.safetensors")
+    card(tmp_path / "w.safetensors", arch=NAME, algorithm={"name": "doubled", "eps": 0.5})
+    for name in (None, NAME):
+        loaded = models.load(name, tmp_path / "w.safetensors")
+        assert same(loaded.model, trained)
+        assert loaded.algorithm == Doubled(eps=0.5)
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded.model(images), trained(images))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told"),
+    [
+        ({"name": "magic"}, r"w\.json: unknown algorithm 'magic': use one of erm"),
+        ({"name": "erm", "strength": 2}, r"w\.json: erm has no setting 'strength'"),
+    ],
+)
+def test_an_algorithm_that_is_not_known_here_is_told(weights: Path, algorithm: object, told: str) -> None:
+    card(weights, arch=NAME, algorithm=algorithm)
+    refused(told, None, weights)
+
+
+@pytest.mark.parametrize("algorithm", ["mixstyle", {"name": None}, {"lr": 3}, ["erm"], {"name": "erm"}, None])
+def test_other_words_on_the_algorithm_are_notes(weights: Path, network: nn.Module, algorithm: object) -> None:
+    card(weights, arch=NAME, algorithm=algorithm)
+    assert same(models.load(None, weights).model, network)
+
+
 # --- libraries
 
 
@@ -397,6 +453,29 @@ def test_the_digits_are_a_factory_like_any_other() -> None:
     from fewshift.data import digits
 
     assert same(models.load("fewshift.data.digits:source_network").model, digits.source_network())
+
+
+def test_the_digits_network_has_a_name_that_a_card_may_give(tmp_path: Path) -> None:
+    from fewshift.data import digits
+
+    trained = digits.source_network("uci")
+    save_file(trained.state_dict(), tmp_path / "d.safetensors")
+    card(tmp_path / "d.safetensors", arch="digits", classes=list("0123456789"))
+    loaded = models.load(None, tmp_path / "d.safetensors")
+    assert same(loaded.model, trained)
+    assert (loaded.name, loaded.preprocess, loaded.classes) == ("digits", digits.PREPROCESS, tuple("0123456789"))
+    assert same(models.load("digits").model, digits.source_network())
+    refused("the digits network has 10 classes, not 3", "digits", "random", classes="abc")
+    refused("unknown model 'digits:mnist': write digits", "digits:mnist", "random")
+
+
+def test_untrained_digits_networks_follow_the_seed() -> None:
+    def made(seed: int) -> nn.Module:
+        with private_randomness(seed):
+            return models.load("digits", "random").model
+
+    assert same(made(1), made(1))
+    assert not same(made(1), made(2))
 
 
 @pytest.mark.parametrize(

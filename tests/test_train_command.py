@@ -8,20 +8,22 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from fewshift import cli, models
 from fewshift.data import digits
 from fewshift.data.collections import COLLECTIONS
+from fewshift.sources import ALGORITHMS, ERM
+from fewshift.sources.recipes import find_recipe
 from tests.conftest import make_tiny, same_state
-
-FACTORY = "fewshift.data.digits:digits_network"
 
 
 class Result:
@@ -69,10 +71,10 @@ def test_two_epochs_on_mnist_make_a_network_that_is_loaded_and_used_at_once(run,
     assert (card["sources"], card["target"], card["algorithm"]) == (["mnist"], "uci", {"name": "erm"})
     assert card["images"] == {"train": 4000, "source_validation": 1000}
     assert card["versions"].keys() >= {"fewshift", "torch", "timm"}
-    assert card["source_validation_accuracy"] >= 92  # seeds 0 to 3 had 95.1 to 96.2
+    assert card["source_validation_accuracy"] >= 92  # seeds 0 to 3 had 94.6 to 96.4
 
-    loaded = models.load(FACTORY, tmp_path / "digits-uci.safetensors")
-    assert loaded.preprocess == digits.PREPROCESS
+    loaded = models.load(None, tmp_path / "digits-uci.safetensors")
+    assert (loaded.name, loaded.preprocess) == ("digits", digits.PREPROCESS)
     assert loaded.classes == tuple("0123456789")
     _, (images, labels) = digits.split("mnist")
     with torch.no_grad():
@@ -160,6 +162,48 @@ def test_a_library_network_is_used_by_its_file_alone(run, tmp_path, animals):
     found = run("evaluate", "--weights", "animals-night.safetensors", animals / "animals" / "day", "--json")
     assert found.code == 0, found.stderr
     assert json.loads(found.stdout)["images"] == 24
+
+
+@dataclass(frozen=True)
+class Cautious(ERM):
+    """Trains another network than it is given: one more BatchNorm layer after the first convolution."""
+
+    name: ClassVar[str] = "cautious"
+    caution: float = 1.0
+
+    def modify(self, model: nn.Module) -> nn.Module:
+        first = model.conv1
+        model.conv1 = nn.Sequential(first, nn.BatchNorm2d(first.out_channels, eps=self.caution))
+        return model
+
+
+def test_a_network_that_its_algorithm_changed_is_used_by_its_file_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "cautious", Cautious)
+    words = ["--arch", "digits", "--recipe", "quick", "--epochs", 1, "--algorithm", "cautious", "--set", "caution=0.5"]
+    done = run("train", "digits", "--source", "uci", *words, "--out", "d.safetensors")
+    assert done.code == 0, done.stderr
+    loaded = models.load(None, tmp_path / "d.safetensors")
+    assert loaded.model.conv1[1].eps == 0.5
+    assert same_state(loaded.model.state_dict(), load_file(tmp_path / "d.safetensors"))
+    _, (images, labels) = digits.split("uci")
+    with torch.no_grad():
+        right = (loaded.model(digits.normalise(images)).argmax(1) == labels).double().mean()
+    assert json.loads((tmp_path / "d.json").read_text())["source_validation_accuracy"] == round(100 * float(right), 2)
+
+
+def test_algorithms_and_recipes_are_listed(run):
+    rows = json.loads(run("list", "algorithms", "--json").stdout)
+    assert [row["name"] for row in rows] == list(ALGORITHMS)
+    assert all(row["paper"] and row["what it does"] for row in rows)
+    assert "Vapnik" in run("list", "algorithms").stdout
+    rows = json.loads(run("list", "recipes", "--json").stdout)
+    settings = {(row["name"], row["dataset"]): row["settings"] for row in rows}
+    assert settings["paper", "pacs"] == find_recipe("paper", "pacs").settings()
+    assert settings["quick", "other scenes"] == find_recipe("quick", "gtav", dense=True).settings()
+    told = run("list", "recipes", "--filter", "quick").stdout
+    assert "epochs=2, lr=0.1" in told
+    assert "pacs" not in told
+    assert "camvid" not in run("list", "recipes", "--filter", "pacs").stdout
 
 
 def test_a_full_disk_is_one_sentence(run, tmp_path, monkeypatch):

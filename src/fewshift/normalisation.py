@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshift.errors import FewshiftError
 
 EPS = 1e-5
+TILE = 2**18  # values that are centred at a time: a megabyte, which a cache holds
 
 
 def inverse_root(covariance: Tensor, iterations: int) -> Tensor:
@@ -40,7 +41,7 @@ def inverse_root(covariance: Tensor, iterations: int) -> Tensor:
 
 
 def image_moments(maps: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of maps (N, C, L): each image less its means; the means (N, C); the covariances (N, C / d, d, d) in groups of d.
+    """Of maps (N, C, L): the maps, to go on with; the means (N, C); the covariances (N, C / d, d, d) in groups of d.
 
     Covariances are biased: sums over the L positions, divided by L.
     """
@@ -76,7 +77,16 @@ class InstanceNorm(nn.InstanceNorm2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """As many groups as channels: instance normalisation is this case of group normalisation."""
-        return torch.group_norm(images, self.num_features, self.weight, self.bias, self.eps)
+        if images.is_contiguous():
+            return torch.group_norm(images, self.num_features, self.weight, self.bias, self.eps)
+        maps, means, variances = image_moments(images.flatten(2), 1)
+        scales = (variances.view_as(means) + self.eps).rsqrt()
+        if self.affine:
+            scales = scales * self.weight
+        shifts = -scales * means
+        if self.affine:
+            shifts = shifts + self.bias
+        return transformed(maps, scales[:, :, None, None], shifts).view_as(images)
 
 
 class InstanceBatchNorm(nn.Module):
@@ -100,8 +110,13 @@ class InstanceBatchNorm(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Each side by itself."""
+        memory = torch.contiguous_format if images.is_contiguous() else torch.channels_last
         first, rest = images.split([self.instance.num_features, self.batch.num_features], 1)
-        return torch.cat([self.instance(first), self.batch(rest)], 1)
+        by_image = self.instance(first.contiguous(memory_format=memory))
+        by_batch = self.batch(rest.contiguous(memory_format=memory))
+        if by_batch.requires_grad:  # BatchNorm's gradient is five times slower on a slice
+            by_batch.register_hook(lambda gradient: gradient.contiguous(memory_format=memory))
+        return torch.cat([by_image, by_batch], 1)
 
 
 class Whitening(nn.Module, abc.ABC):
@@ -173,12 +188,12 @@ class IterNorm(Whitening):
     def _whitened(self, maps: Tensor) -> Tensor:
         if not self.training:
             return self._scaled(maps, self.running_whitening[None], -self.running_mean[None])
-        centred, means, covariances = image_moments(maps, self.group)
+        maps, means, covariances = image_moments(maps, self.group)
         mean, covariance = pooled(means, covariances)
         whitening = inverse_root(covariance + EPS * torch.eye(self.group).to(maps), self.iterations)
         self._follow(self.running_mean, mean)
         self._follow(self.running_whitening, whitening)
-        return self._scaled(centred, whitening, means - mean)
+        return self._scaled(maps, whitening, -mean)
 
 
 class SwitchableWhitening(Whitening):
@@ -200,18 +215,17 @@ class SwitchableWhitening(Whitening):
         self.running_covariance.copy_(variance.view(-1, self.group).diag_embed())
 
     def _whitened(self, maps: Tensor) -> Tensor:
-        centred, means, covariances = image_moments(maps, self.group)
+        maps, means, covariances = image_moments(maps, self.group)
         if self.training:
             batch_mean, batch_covariance = pooled(means, covariances)
             self._follow(self.running_mean, batch_mean)
             self._follow(self.running_covariance, batch_covariance)
         else:
             batch_mean, batch_covariance = self.running_mean[None], self.running_covariance[None]
-        of_mean, of_covariance = self.mean_logits.softmax(0), self.covariance_logits.softmax(0)
-        mean = of_mean[0] * batch_mean + of_mean[1] * means
-        covariance = of_covariance[0] * batch_covariance + of_covariance[1] * covariances
+        mean = batch_mean.lerp(means, self.mean_logits.softmax(0)[1])
+        covariance = batch_covariance.lerp(covariances, self.covariance_logits.softmax(0)[1])
         whitening = inverse_root(covariance + EPS * torch.eye(self.group).to(maps), self.iterations)
-        return self._scaled(centred, whitening, means - mean)
+        return self._scaled(maps, whitening, -mean)
 
 
 def _take_affine(layer: nn.Module, batchnorm: _BatchNorm) -> None:
@@ -223,27 +237,29 @@ def _take_affine(layer: nn.Module, batchnorm: _BatchNorm) -> None:
 
 
 class _Moments(torch.autograd.Function):
-    """`image_moments`, with a gradient of one product instead of two: a covariance is symmetric in its factors."""
+    """`image_moments`. Its gradient is one product, into the memory of the gradient of what was passed on."""
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+        count, channels, length = maps.shape
         means = maps.mean(2)
-        centred = maps - means[:, :, None]
-        ctx.save_for_backward(centred)
+        # less the mean first, since large means leave nothing of small variances; a few images at a time, which
+        # takes no memory to speak of
+        few = max(1, TILE // (channels * length))
+        tiles = zip(maps.split(few), means.split(few), strict=True)
+        products = [_products(centred, centred, group) for tile, mean in tiles for centred in (tile - mean[:, :, None],)]
+        ctx.save_for_backward(maps, means)
         ctx.group = group
-        return centred, means, _products(centred, centred, group) / maps.shape[2]
+        return maps.view_as(maps), means, torch.cat(products) / length
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_centred: Tensor, d_means: Tensor, d_covariances: Tensor) -> tuple[Tensor, None]:
-        (centred,) = ctx.saved_tensors
-        slopes = (d_covariances + d_covariances.mT) / centred.shape[2]
-        d_maps = torch.empty_like(centred)
-        parts = (_parts(it, ctx.group, centred) for it in (d_maps, d_centred, centred))
-        for out, given, part, slope in zip(*parts, _matrices(slopes, centred), strict=True):
-            torch.baddbmm(given, slope, part, out=out)
-        # what was subtracted as the mean is subtracted from the gradient; centred images add nothing to it
-        return d_maps.add_((d_means / centred.shape[2] - d_centred.mean(2))[:, :, None]), None
+    def backward(ctx: Any, d_maps: Tensor, d_means: Tensor, d_covariances: Tensor) -> tuple[Tensor, None]:
+        maps, means = ctx.saved_tensors
+        slopes = (d_covariances + d_covariances.mT) / maps.shape[2]
+        _apply(slopes, maps, d_maps, add=True)
+        centre = (slopes @ means.view(*slopes.shape[:-1], 1)).flatten(1)
+        return d_maps.add_((d_means / maps.shape[2] - centre)[:, :, None]), None
 
 
 class _Transformed(torch.autograd.Function):
@@ -252,30 +268,36 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, maps: Tensor, matrices: Tensor, shifts: Tensor) -> Tensor:
         ctx.save_for_backward(maps, matrices)
-        return _applied(matrices, maps).add_(shifts[:, :, None])
+        return _apply(matrices, maps, torch.empty_like(maps)).add_(shifts[:, :, None])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         maps, matrices = ctx.saved_tensors
-        d_maps = _applied(matrices.mT, d_output, like=maps) if ctx.needs_input_grad[0] else None
+        d_maps = _apply(matrices.mT, d_output, torch.empty_like(maps)) if ctx.needs_input_grad[0] else None
         return d_maps, _products(d_output, maps, matrices.shape[-1]), d_output.sum(2)
 
 
-def _applied(matrices: Tensor, maps: Tensor, like: Tensor | None = None) -> Tensor:
-    """A x at every position, in the layout of `like`."""
-    like = maps if like is None else like
-    output, group = torch.empty_like(like), matrices.shape[-1]
-    for out, part, matrix in zip(
-        _parts(output, group, like), _parts(maps, group, like), _matrices(matrices, like), strict=True
-    ):
-        torch.bmm(matrix, part, out=out)
+def _apply(matrices: Tensor, maps: Tensor, output: Tensor, add: bool = False) -> Tensor:
+    """Write A x of every position into `output`, or add it there."""
+    group = matrices.shape[-1]
+    if group == 1:
+        scales = matrices.view(*maps.shape[:2], 1)
+        return output.addcmul_(maps, scales) if add else torch.mul(maps, scales, out=output)
+    parts = (_parts(it, group, output) for it in (output, maps))
+    for out, part, matrix in zip(*parts, _matrices(matrices, output), strict=True):
+        if add:
+            torch.baddbmm(out, matrix, part, out=out)
+        else:
+            torch.bmm(matrix, part, out=out)
     return output
 
 
 def _products(left: Tensor, right: Tensor, group: int) -> Tensor:
     """Sums over positions of l r', (N, C / d, d, d)."""
     count, channels, _ = right.shape
+    if group == 1:
+        return (left * right).sum(2).view(count, channels, 1, 1)
     pairs = zip(_parts(left, group, right), _parts(right, group, right), strict=True)
     found = [torch.bmm(one, other.mT) for one, other in pairs]
     if len(found) > 1:

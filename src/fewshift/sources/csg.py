@@ -107,9 +107,10 @@ class Contrasting(Learner):
 
     def extra(self, batch: Batch, logits: Tensor) -> Tensor | float:
         """The weighted sum over the stages. Keys are of the other view, pooled where the network in training looks."""
+        queries = dict(self._queries)
+        self._queries.clear()  # they hold on to the graph of the step
         if not self._settings.weight:
             return 0.0
-        queries = dict(self._queries)
         with torch.no_grad():
             seen = outputs_of(self.model, self._layers, batch.views[1])
             keys = outputs_of(self.began, self._layers, batch.views[1])
@@ -119,7 +120,6 @@ class Contrasting(Learner):
             of_query = pooled(queries[layer], attention(queries[layer]))
             of_key = pooled(keys[layer], attention(seen[layer]))
             total = total + stage.loss(of_query, of_key, self._settings.temperature)
-        self._queries.clear()
         return self._settings.weight * total
 
     def after_step(self) -> None:
