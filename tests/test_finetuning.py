@@ -11,12 +11,13 @@ import torchvision
 from torch import nn
 
 from fewshift import METHODS, FewshiftError, Network, Target
+from fewshift.evidence import stratified
 from fewshift.methods.delta_reg import DeltaReg, attention, filter_importance, maps, omega
 from fewshift.methods.finetune import L2, FinetuneBN, FinetuneFeatures, FinetuneHead
 from fewshift.methods.flute import Flute, balanced_minibatches, centroid_loss
 from fewshift.methods.l2sp import L2SP
 from fewshift.methods.late_fusion import LateFusion
-from fewshift.methods.lp_ft import LPFT, stratified_folds
+from fewshift.methods.lp_ft import LPFT
 from fewshift.network import features
 from fewshift.target import minibatches
 from fewshift.tuning import POLICIES
@@ -311,10 +312,9 @@ def test_epochs_are_chosen_inside_the_support_by_the_lowest_held_out_loss():
 
 def test_folds_are_disjoint_stratified_and_none_at_one_shot():
     labels = torch.arange(4).repeat(6)
-    folds = stratified_folds(labels, 3, seed=0)
+    folds = stratified(labels, 3, torch.Generator().manual_seed(0))
     assert sorted(torch.cat(folds).tolist()) == list(range(24))
     assert all(labels[fold].bincount().tolist() == [2] * 4 for fold in folds)
-    assert stratified_folds(torch.arange(4), 3, seed=0) == []
     notes = LPFT(epochs=2, probe_epochs=3).fit(make_tiny(), Target(make_support(1))).notes
     assert (notes["probe_epochs"], notes["epochs"]) == (3, 2)
 

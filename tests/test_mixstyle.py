@@ -367,9 +367,9 @@ class Hidden(Staged):
     [
         (
             "layer1,layer9",
-            "this Hidden has no layer 'layer9': set layers to some of layer1, layer2, layer3, layer4, fc, unused, ...",
+            "this Hidden has no layer 'layer9': set layers to some of layer1, layer2, layer3, layer4",
         ),
-        ("", "this Hidden has no layer '': set layers to some of layer1, layer2, layer3, layer4, fc, unused, ..."),
+        ("", "this Hidden has no layer '': set layers to some of layer1, layer2, layer3, layer4"),
         ("layer1,layer1", "layer 'layer1' is named twice: name it once"),
         ("unused", "layer 'unused' is never executed: name others with layers"),
         ("flat", "layer 'flat' does not give a map for each channel: name others with layers"),

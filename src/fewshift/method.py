@@ -11,6 +11,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from torch import nn
 
 from fewshift.errors import FewshiftError
+from fewshift.evidence import HeldOut
 from fewshift.network import Network
 from fewshift.target import Target
 
@@ -43,6 +44,7 @@ class Fitted:
     predictor: nn.Module
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    held: HeldOut | None = None  # answers about support images by networks that had not seen them, if it made some
 
 
 @dataclass(frozen=True)

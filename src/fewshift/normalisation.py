@@ -20,33 +20,36 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshift.errors import FewshiftError
 
 EPS = 1e-5
-TILE = 2**18  # values that are centred at a time: a megabyte, which a cache holds
+TILE = 2**20  # values that are centred at a time: 4 MB, which a cache holds
 
 
 def inverse_root(covariance: Tensor, iterations: int) -> Tensor:
-    """About covariance^(-1/2), of (..., d, d): Newton's iteration on S = covariance / trace, whose spectrum is in (0, 1].
+    """About covariance^(-1/2), of (..., d, d) matrices, by Newton's iteration.
 
-    P_0 = 1, P_(k+1) = (3 P_k - P_k^3 S) / 2, and the result is P / sqrt(trace): exact for d = 1, and for any d in the
-    limit.
+    S = covariance / trace has its eigenvalues in (0, 1]; P_0 = 1, P_(k+1) = (3 P_k - P_k^3 S) / 2, and the result is
+    P / sqrt(trace): exact for d = 1, otherwise in the limit. Q = P S is carried beside P, with which rounding errors
+    die out; by P alone they grow, and beyond ten steps there is nothing else left.
     """
     trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    scaled = (covariance / trace).flatten(0, -3)
-    root = torch.eye(covariance.shape[-1]).to(covariance).expand_as(scaled)
+    beside = (covariance / trace).flatten(0, -3)
+    one = torch.eye(covariance.shape[-1]).to(covariance).expand_as(beside)
+    root = one
     for step in range(iterations):
-        if step == 0:  # powers of 1 need no product
-            root = 1.5 * root - 0.5 * scaled
-        else:
-            root = torch.baddbmm(root, torch.bmm(root, torch.bmm(root, root)), scaled, beta=1.5, alpha=-0.5)
+        # (3 - P Q) / 2, in this order, and at first P = 1
+        factor = torch.baddbmm(one, root, beside, beta=1.5, alpha=-0.5) if step else 1.5 * one - 0.5 * beside
+        root = torch.bmm(factor, root) if step else factor
+        if step < iterations - 1:
+            beside = torch.bmm(beside, factor)
     return root.view_as(covariance) * trace.rsqrt()
 
 
-def image_moments(maps: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of maps (N, C, L): the maps, to go on with; the means (N, C); the covariances (N, C / d, d, d) in groups of d.
+def image_moments(maps: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """The means (N, C) and covariances (N, C / d, d, d), in groups of d channels, of each of the maps (N, C, L).
 
     Covariances are biased: sums over the L positions, divided by L.
     """
-    moments: tuple[Tensor, Tensor, Tensor] = _Moments.apply(maps, group)
-    return moments
+    _, means, covariances = _Moments.apply(maps, group)
+    return means, covariances
 
 
 def pooled(means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,13 +82,9 @@ class InstanceNorm(nn.InstanceNorm2d):
         """As many groups as channels: instance normalisation is this case of group normalisation."""
         if images.is_contiguous():
             return torch.group_norm(images, self.num_features, self.weight, self.bias, self.eps)
-        maps, means, variances = image_moments(images.flatten(2), 1)
-        scales = (variances.view_as(means) + self.eps).rsqrt()
-        if self.affine:
-            scales = scales * self.weight
-        shifts = -scales * means
-        if self.affine:
-            shifts = shifts + self.bias
+        maps, means, variances = _Moments.apply(images.flatten(2), 1)  # with channels side by side, torch is slow
+        scales = (variances.view_as(means) + self.eps).rsqrt() * (1 if self.weight is None else self.weight)
+        shifts = -scales * means + (0 if self.bias is None else self.bias)
         return transformed(maps, scales[:, :, None, None], shifts).view_as(images)
 
 
@@ -188,7 +187,7 @@ class IterNorm(Whitening):
     def _whitened(self, maps: Tensor) -> Tensor:
         if not self.training:
             return self._scaled(maps, self.running_whitening[None], -self.running_mean[None])
-        maps, means, covariances = image_moments(maps, self.group)
+        maps, means, covariances = _Moments.apply(maps, self.group)
         mean, covariance = pooled(means, covariances)
         whitening = inverse_root(covariance + EPS * torch.eye(self.group).to(maps), self.iterations)
         self._follow(self.running_mean, mean)
@@ -215,7 +214,7 @@ class SwitchableWhitening(Whitening):
         self.running_covariance.copy_(variance.view(-1, self.group).diag_embed())
 
     def _whitened(self, maps: Tensor) -> Tensor:
-        maps, means, covariances = image_moments(maps, self.group)
+        maps, means, covariances = _Moments.apply(maps, self.group)
         if self.training:
             batch_mean, batch_covariance = pooled(means, covariances)
             self._follow(self.running_mean, batch_mean)
@@ -237,17 +236,22 @@ def _take_affine(layer: nn.Module, batchnorm: _BatchNorm) -> None:
 
 
 class _Moments(torch.autograd.Function):
-    """`image_moments`. Its gradient is one product, into the memory of the gradient of what was passed on."""
+    """`image_moments`, and the maps again, for `transformed` and nothing else.
+
+    The gradient of the moments is added, as one product, into the memory of the gradient that `transformed` has made.
+    """
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-        count, channels, length = maps.shape
+        channels, length = maps.shape[1:]
         means = maps.mean(2)
         # less the mean first, since large means leave nothing of small variances; a few images at a time, which
         # takes no memory to speak of
         few = max(1, TILE // (channels * length))
         tiles = zip(maps.split(few), means.split(few), strict=True)
-        products = [_products(centred, centred, group) for tile, mean in tiles for centred in (tile - mean[:, :, None],)]
+        products = [
+            _products(centred, centred, group) for tile, mean in tiles for centred in (tile - mean[:, :, None],)
+        ]
         ctx.save_for_backward(maps, means)
         ctx.group = group
         return maps.view_as(maps), means, torch.cat(products) / length
@@ -282,7 +286,7 @@ def _apply(matrices: Tensor, maps: Tensor, output: Tensor, add: bool = False) ->
     """Write A x of every position into `output`, or add it there."""
     group = matrices.shape[-1]
     if group == 1:
-        scales = matrices.view(*maps.shape[:2], 1)
+        scales = matrices.reshape(*maps.shape[:2], 1)
         return output.addcmul_(maps, scales) if add else torch.mul(maps, scales, out=output)
     parts = (_parts(it, group, output) for it in (output, maps))
     for out, part, matrix in zip(*parts, _matrices(matrices, output), strict=True):

@@ -20,6 +20,7 @@ from torch.func import functional_call
 from fewshift import progress
 from fewshift.coefficients import Convex, Linear
 from fewshift.errors import FewshiftError
+from fewshift.evidence import SOURCE, HeldOut, choose, folds_of, gathered
 from fewshift.fit import Course, fit
 from fewshift.heads import centroids, cosine_logits, nearest_centroid_head, train_head
 from fewshift.losses import Loss, mean_entropy
@@ -27,9 +28,10 @@ from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, batchnorm, channels_last, head_inputs, like, linear, logits_of, refuse_unadaptable
 from fewshift.passes import Blend, read_by_ema, read_support, tied
 from fewshift.statistics import Moments, Normal, Span, merged, normalised, source_layers, spanning_vectors
-from fewshift.target import Support, Target, minibatches, private_randomness
+from fewshift.target import MINIBATCH, Support, Target, minibatches, private_randomness
 
 MOST_CANDIDATES = 1001
+STATISTICS = ("source", "initial", "learned")
 EMA = "minibatches, exponential average"
 NCC_SHOTS = 5  # from here on the paper replaces the source classifier by nearest centroids
 
@@ -64,7 +66,9 @@ class LCCS(Method):
       images, with pixel labels one, unless batch_size says otherwise.
     - combination: "linear", or "convex" (one weight in [0, 1] per layer and moment, n = 1).
     - objective: "cross-entropy", or "entropy" (labels unused).
-    - classifier: "source", "finetuned" (for classifier_epochs), "ncc", or "auto" = source below 5 shots, NCC from 5.
+    - classifier: "source", "finetuned" (for classifier_epochs), "ncc", "auto" = source below 5 shots, NCC from 5, or
+      "evidence": classifier and statistics (the source's, the initial blend's, the learned ones) that do best on
+      support images held out in turn; the source network itself is among the candidates.
     - statistics: "exact" (one pass over the whole support per candidate), "ema" (init_epochs augmented epochs), or
       "auto" = exact unless there is an augmentation.
     - variant: "paper", or "released" = the authors' code with its quirks.
@@ -100,7 +104,7 @@ class LCCS(Method):
         """Only settings that make sense."""
         _one_of("combination", self.combination, ("linear", "convex"))
         _one_of("objective", self.objective, ("cross-entropy", "entropy"))
-        _one_of("classifier", self.classifier, ("source", "finetuned", "ncc", "auto"))
+        _one_of("classifier", self.classifier, ("source", "finetuned", "ncc", "auto", "evidence"))
         _one_of("statistics", self.statistics, ("exact", "ema", "auto"))
         _one_of("variant", self.variant, tuple(VARIANTS))
         _one_of("gradient_head", self.gradient_head, ("source", "ncc"))
@@ -125,13 +129,17 @@ class LCCS(Method):
         network, workshop, support = self._prepare(network, support.checked(network.output))
         loss = mean_entropy if self.objective == "entropy" else target.cost
 
-        start = self._initialise(workshop, support, loss, seed)
-        spans = self._span(workshop, support, start)
-        learned = self._learn(workshop, spans, support, start.blend, loss, seed)
-        head = self._classify(workshop, learned.normals, support, target.cost, seed)
+        stages = self._stages(workshop, support, loss, seed)
+        start, spans, learned = stages.start, stages.spans, stages.learned
+        held = self._evidence(workshop, support, target, loss, seed) if self.classifier == "evidence" else None
+        statistics, kind = (
+            ("learned", self._choose_classifier(workshop, support)) if held is None else _ways(choose(held))
+        )
+        normals = stages.normals(workshop, statistics)
+        head = self._classify(workshop, normals, support, target.cost, kind, seed)
 
         return Fitted(
-            network.with_tensors(merged(network, learned.normals) | head.tensors),
+            network.with_tensors(merged(network, normals) | head.tensors),
             layers=_layer_notes(workshop, spans, learned),
             notes={
                 "v": _common(start.blend),
@@ -143,8 +151,44 @@ class LCCS(Method):
                 "epoch_seconds": learned.course.epoch_seconds,
                 "classifier": head.kind,
                 "classifier_loss": head.losses,
+                "final_statistics": statistics,
             },
+            held=held,
         )
+
+    def _stages(self, network: Network, support: Support, loss: Loss, seed: int) -> Stages:
+        """Initialise, span, learn."""
+        start = self._initialise(network, support, loss, seed)
+        spans = self._span(network, support, start)
+        return Stages(start, spans, self._learn(network, spans, support, start.blend, loss, seed))
+
+    def _evidence(self, network: Network, support: Support, target: Target, loss: Loss, seed: int) -> HeldOut | None:
+        """Cross-validate every way to end: which statistics, under which head.
+
+        The stages are run once for each fold, whatever number of ways comes out of them.
+        """
+        folds = [] if support.dense else folds_of(support, "cv", seed)
+        if not folds:
+            return None
+
+        def answer(kept: Support, held: Support) -> dict[str, Tensor]:
+            stages = self._stages(network, kept, loss, seed)
+            complete = len(kept.counts) == network.classes and kept.shots > 1
+            kinds = ("source", "finetuned", "ncc") if complete else ("source", "finetuned")
+            found = {}
+            for statistics in STATISTICS:
+                normals = stages.normals(network, statistics)
+                for kind in kinds if network.head is not None else ("source",):
+                    head = self._classify(network, normals, kept, target.cost, kind, seed)
+                    model = normalised(network, normals)
+                    state = model.state_dict()
+                    with torch.no_grad():
+                        for name, tensor in head.tensors.items():
+                            state[name].copy_(tensor)
+                    found[_way(statistics, kind)] = _logits(model, held)
+            return found
+
+        return gathered(support, folds, answer)
 
     @property
     def _quirks(self) -> Variant:
@@ -309,10 +353,9 @@ class LCCS(Method):
     # stage 4
 
     def _classify(
-        self, network: Network, normals: Mapping[str, Normal], support: Support, loss: Loss, seed: int
+        self, network: Network, normals: Mapping[str, Normal], support: Support, loss: Loss, kind: str, seed: int
     ) -> Head:
         """The head's new tensors, if it is to change, with the adapted statistics held."""
-        kind = self._choose_classifier(network, support)
         if kind == "source":
             return Head(kind)
         name = network.need_head(f"classifier='{kind}'")
@@ -336,7 +379,7 @@ class LCCS(Method):
     def _choose_classifier(self, network: Network, support: Support) -> str:
         if self.classifier == "ncc" and support.dense:
             raise FewshiftError("nearest centroids classify images, not pixels: use classifier='source' or 'finetuned'")
-        if self.classifier != "auto":
+        if self.classifier not in ("auto", "evidence"):
             return self.classifier
         enough = support.shots >= NCC_SHOTS and len(support.counts) == network.classes
         return "ncc" if enough and network.head is not None and not support.dense else "source"
@@ -365,12 +408,47 @@ class Learned:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """The first three stages, and the statistics that each of them ends with."""
+
+    start: Start
+    spans: dict[str, Span]
+    learned: Learned
+
+    def normals(self, network: Network, which: str) -> dict[str, Normal]:
+        """None for the source's own, those of the initial blend, or the learned ones."""
+        if which == "source":
+            return {}
+        if which == "learned":
+            return self.learned.normals
+        source = source_layers(network)
+        return {
+            name: source[name].blend(Normal(span.mean[:, 1], span.std[:, 1]), self.start.blend[name])
+            for name, span in self.spans.items()
+        }
+
+
+@dataclass(frozen=True)
 class Head:
     """Which classifier stands on top, and its tensors where it is not the source's."""
 
     kind: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+
+
+def _way(statistics: str, kind: str) -> str:
+    return SOURCE if (statistics, kind) == ("source", "source") else f"{statistics} statistics, {kind} classifier"
+
+
+def _ways(name: str) -> tuple[str, str]:
+    """(statistics, classifier) of a candidate."""
+    return next((s, k) for s in STATISTICS for k in ("source", "finetuned", "ncc") if _way(s, k) == name)
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, support: Support) -> Tensor:
+    return torch.cat([logits_of(model(images)) for images, _ in support.chunks(MINIBATCH)])
 
 
 def _centroid_logits(

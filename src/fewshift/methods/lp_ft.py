@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fewshift import progress
+from fewshift.evidence import splits, stratified
 from fewshift.method import Fitted, Method, Needs
 from fewshift.network import Network, like, logits_of
-from fewshift.target import Support, Target, others
+from fewshift.target import Support, Target
 from fewshift.tuning import adam, all_parameters, check_policy, prepare, trainable, tune, tune_head
 
 
@@ -50,7 +51,7 @@ class LPFT(Method):
         """Choose the epochs inside the support, then run both stages on all of it."""
         network, support = prepare(network, target, self.name)
         network.need_head(self.name)
-        parts = [] if support.dense else stratified_folds(support.targets, self.folds, seed)
+        parts = [] if support.dense else self._folds(support, seed)
         probe_epochs, probe_curve = self._choose_probe(network, support, target, parts, seed)
         epochs, curve = self._choose_tune(network, support, target, parts, probe_epochs, seed)
         probed = self._probe(network, support, target, probe_epochs, seed)
@@ -62,6 +63,11 @@ class LPFT(Method):
             "held_out_loss": curve,
         }
         return replace(fitted, notes=fitted.notes | notes)
+
+    def _folds(self, support: Support, seed: int) -> list[Tensor]:
+        """None where a class has a single image."""
+        folds = min(self.folds, support.shots)
+        return stratified(support.targets, folds, torch.Generator().manual_seed(seed)) if folds > 1 else []
 
     def _probe(self, network: Network, support: Support, target: Target, epochs: int, seed: int) -> Network:
         """The network with a head trained on the features of its untouched body."""
@@ -149,23 +155,3 @@ def _look(curve: list[float], held: Support, target: Target, predictor: nn.Modul
 def held_out_loss(model: nn.Module, held: Support, target: Target) -> float:
     """The loss on images that were not trained on, in evaluation mode."""
     return float(target.cost(logits_of(model.eval()(like(model, held.pictures))), held.targets))
-
-
-def splits(support: Support, folds: list[Tensor]) -> list[tuple[Support, Support]]:
-    """(kept, held out) for every fold."""
-    return [(support.part(others(fold, len(support))), support.part(fold)) for fold in folds]
-
-
-def stratified_folds(labels: Tensor, folds: int, seed: int) -> list[Tensor]:
-    """Disjoint parts of the support, each with its share of every class; none where a class has a single image."""
-    _, counts = labels.unique(return_counts=True)
-    folds = min(folds, int(counts.min()))
-    if folds < 2:
-        return []
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=generator)
-    number = torch.zeros(len(labels), dtype=torch.long)
-    for label in labels.unique().tolist():
-        mine = order[labels[order] == label]
-        number[mine] = torch.arange(len(mine)) % folds
-    return [(number == fold).nonzero().flatten() for fold in range(folds)]

@@ -10,9 +10,15 @@ from fewshift.errors import FewshiftError
 from fewshift.sources.algorithm import Algorithm, Batch, Learner, Task
 from fewshift.sources.csg import CSG
 from fewshift.sources.erm import ERM
+from fewshift.sources.ibn import IBN
+from fewshift.sources.isw import ISW
+from fewshift.sources.iternorm import IterNorm
 from fewshift.sources.mixstyle import MixStyle
+from fewshift.sources.switchable_whitening import SwitchableWhitening
 
-ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in (ERM, MixStyle, CSG)}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    algorithm.name: algorithm for algorithm in (ERM, MixStyle, CSG, IBN, SwitchableWhitening, IterNorm, ISW)
+}
 
 
 def algorithm_of(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
@@ -25,4 +31,18 @@ def algorithm_of(name: str, settings: Mapping[str, Any] | None = None) -> Algori
     return ALGORITHMS[name](**settings or {})
 
 
-__all__ = ["ALGORITHMS", "CSG", "ERM", "Algorithm", "Batch", "Learner", "MixStyle", "Task", "algorithm_of"]
+__all__ = [
+    "ALGORITHMS",
+    "CSG",
+    "ERM",
+    "IBN",
+    "ISW",
+    "Algorithm",
+    "Batch",
+    "IterNorm",
+    "Learner",
+    "MixStyle",
+    "SwitchableWhitening",
+    "Task",
+    "algorithm_of",
+]

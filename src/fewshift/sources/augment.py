@@ -22,6 +22,9 @@ Augment = Callable[[Tensor, Tensor], Pair]
 ENLARGED = 1.125
 SCALES = (0.5, 2.0)
 JITTER = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation, hue
+STRONG_JITTER = (0.8, 0.8, 0.8, 0.3)
+BLUR = (0.15, 1.3)  # the least and the largest sigma, in pixels
+REACH = 5  # pixels: four times the largest sigma
 
 
 def augmentation(name: str, size: Size) -> Augment:
@@ -119,6 +122,17 @@ def jitter(images: Tensor, labels: Tensor) -> Pair:
 
     change = ColorJitter(*JITTER)
     return torch.stack([change(it) if torch.rand(()) < 0.5 else it for it in images]), labels
+
+
+def photometric(images: Tensor) -> Tensor:
+    """Each image with other colours, strongly changed, and blurred: the same things in the same places."""
+    from torchvision.transforms import ColorJitter
+    from torchvision.transforms.functional import gaussian_blur
+
+    change, reach = ColorJitter(*STRONG_JITTER), min(REACH, *(side - 1 for side in images.shape[-2:]))
+    sigmas = torch.empty(len(images)).uniform_(*BLUR).tolist()
+    pairs = zip(images, sigmas, strict=True)
+    return torch.stack([gaussian_blur(change(image), 2 * reach + 1, sigma) for image, sigma in pairs])
 
 
 def _fitted(size: Size) -> Augment:

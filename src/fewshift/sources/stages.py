@@ -41,13 +41,7 @@ def chosen_layers(model: nn.Module, wanted: str, stages: Sequence[int]) -> tuple
 
 def find_stages(model: nn.Module) -> tuple[str, ...]:
     """The names of the four stages, wherever in the network they stand; one sentence if there are none or several."""
-    known = {name for name, _ in model.named_modules()}
-    found = [
-        tuple(before + stage for stage in family)
-        for family in FAMILIES
-        for before in sorted(name.removesuffix(family[0]) for name in known if f".{name}".endswith(f".{family[0]}"))
-        if all(before + stage in known for stage in family)
-    ]
+    found = _stages(model)
     if not found:
         raise FewshiftError(
             f"this {type(model).__name__} has no stages layer1 to layer4, nor by another name that is known: "
@@ -89,11 +83,21 @@ def maps_of(model: nn.Module, layers: Sequence[str], shape: tuple[int, ...]) -> 
     return {name: seen[name] for name in layers}
 
 
+def _stages(model: nn.Module) -> list[tuple[str, ...]]:
+    """All sets of four stages, by their full names."""
+    known = {name for name, _ in model.named_modules()}
+    return [
+        tuple(before + stage for stage in family)
+        for family in FAMILIES
+        for before in sorted(name.removesuffix(family[0]) for name in known if f".{name}".endswith(f".{family[0]}"))
+        if all(before + stage in known for stage in family)
+    ]
+
+
 def _listed(model: nn.Module) -> str:
-    """Some layers that may be stages: the parts of the network, and the parts of those that are lists."""
-    names: list[str] = []
-    for name, part in model.named_children():
+    """The stages, or else layers that may be some: the parts of the network, and the parts of those that are lists."""
+    names = [stage for stages in _stages(model) for stage in stages]
+    for name, part in model.named_children() if not names else ():
         inner = [f"{name}.{it}" for it, _ in part.named_children()]
-        is_stage = any(name in family for family in FAMILIES)
-        names += [name] if is_stage or not isinstance(part, (nn.Sequential, nn.ModuleList)) or not inner else inner
+        names += inner if inner and isinstance(part, (nn.Sequential, nn.ModuleList)) else [name]
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

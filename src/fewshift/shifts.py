@@ -1,0 +1,298 @@
+"""Is there a shift at all? What a network's BatchNorm layers see, against what they remember; no labels.
+
+A BatchNorm layer stores how the source's images entered it: mean mu and deviation sigma of every channel. Image i enters
+with the mean m_i and the variance v_i over its positions. If it came from where the network was trained, then
+
+    d_i = (m_i - mu) / sigma                        is 0 on average over images, and
+    q_i = (v_i + (m_i - mu)^2 + eps) / sigma^2      is 1.
+
+How far N images are from that is measured in every layer by its channels' average of D^2 + L^2, where D is the mean
+of d and L half the logarithm of the mean of q: shifts in deviations, and in logarithms of deviations.
+
+**The sampling error.** Positions within an image are as alike as its channels are, so the sampling unit is the image.
+How much images differ from each other is not stored in a layer (its variance is that within images plus that between
+them), but N images show it: the variance of d_i and of q_i / 2 q over them, summed over channels like D^2 + L^2. For
+few images it is shrunk to a guess, which is all there is for one. A tolerance is added, because the source's own images
+are not at 0 either: its statistics were gathered in training, from other crops, under weights that still moved.
+
+**The score** of a layer is the root of the ratio, (D^2 + L^2) / (variance / N + tolerance^2): about 1 for images of the
+source, whatever N is. The score of all layers is the root mean square of theirs.
+
+**The alarm.** Were images independent draws from normal distributions around the source, the square of the score would
+follow Dempster's (1958) F distribution for a mean in more dimensions than samples. Its degrees of freedom are r and
+r (N - 1), where r is in how many directions images differ from each other; many thousand channels make about ten. They
+are estimated from the images, and a fixed guess for few. The threshold is that distribution's 95th percentile.
+
+The constants below were set on six networks (two on digits, four on PACS) so that images of the source raise an
+alarm in at most 5 % of draws for every N from 1 to 100; docs/trust.md has the rates, `benchmarks/shift.py` measures
+them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewshift import progress as progress_
+from fewshift.data.inputs import Steps, as_unlabelled
+from fewshift.errors import FewshiftError
+from fewshift.memory import free_memory
+from fewshift.network import Network, channels_last, like, refuse_without_statistics
+from fewshift.statistics import Moments, SourceLayer, normalising, source_layers
+from fewshift.target import Unlabelled
+
+MOST = 256  # images that are looked at: beyond them the tolerance, not the sampling error, decides
+AT_ONCE = 32  # images that pass together, memory allowing
+
+TOLERANCE = 0.05  # source deviations by which images of the source may be off
+GUESS = 0.25  # variance between images, in source variances, before any was seen
+GUESS_COUNTS = 2  # images for which this guess stands
+DIRECTIONS = 5  # in which images differ, before any was seen
+DIRECTIONS_COUNT = 5  # images for which that guess stands
+MOST_DIRECTIONS = 60
+NORMAL_95 = 1.6449  # one false alarm in twenty
+TINY = 1e-12  # a layer without eps may remember a channel that never varied
+
+
+@dataclass(frozen=True)
+class LayerShift:
+    """One BatchNorm layer: how far what it sees is from what it remembers."""
+
+    name: str
+    mean_shift: float  # root mean square over channels, in source deviations
+    std_ratio: float  # deviation seen / deviation remembered, geometric mean over channels
+    score: float  # in sampling errors: about 1 for images of the source
+    rank: int  # 1 is the layer with the highest score
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Whether images differ from those a network was trained on, and where in the network it shows.
+
+    `shifted` says that `score` is above `threshold`, which one draw in twenty of the source's own images would be.
+    """
+
+    layers: tuple[LayerShift, ...]  # in the order in which they are executed
+    score: float
+    threshold: float
+    images: int  # looked at
+    given: int
+
+    @property
+    def shifted(self) -> bool:
+        """Whether there is an alarm."""
+        return self.score > self.threshold
+
+    @property
+    def ranked(self) -> tuple[LayerShift, ...]:
+        """The layers, the strongest shift first."""
+        return tuple(sorted(self.layers, key=lambda it: it.rank))
+
+    @property
+    def words(self) -> str:
+        """The verdict in one sentence."""
+        first = self.ranked[0]
+        told = "image" if self.given == 1 else f"{self.given:,} images"
+        if self.images < self.given:
+            told += f" ({self.images} looked at)"
+        scores = f"score {self.score:.1f}, alarm above {self.threshold:.1f}"
+        if self.shifted:
+            return (
+                f"the {told} {'differs' if self.given == 1 else 'differ'} from what the network was trained on: {scores}, "
+                f"strongest in layer '{first.name}' (means off by {first.mean_shift:.2f} deviations, "
+                f"deviations {first.std_ratio:.2f} times the source's)"
+            )
+        alone = "; one image shows gross shifts only" if self.images == 1 else ""
+        return f"no sign of a shift in the {told}: {scores}{alone}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields and the verdict as JSON knows them."""
+        return (
+            {"shifted": self.shifted, "words": self.words}
+            | asdict(self)
+            | {"layers": [asdict(it) for it in self.layers]}
+        )
+
+
+def shift(
+    model: nn.Module,
+    images: Any,
+    *,
+    preprocess: Steps = None,
+    head: str | None = None,
+    progress: progress_.Listener | None = None,
+) -> Shift:
+    """Compare images with what `model` was trained on, layer by layer and without labels; from one image up.
+
+    `images` are a tensor, a dataset or a folder (then `preprocess` says how an image becomes a tensor). Of more than
+    256 that many are looked at, evenly spread. An alarm says that they are unlike a random sample of the source's
+    images, not that the network is wrong on them, and not in what they differ: photographs of a single class, or frames
+    of a single film, are unlike a sample of all. A network trained on several domains remembers their mixture, so that
+    images of one of them alone are a shift too. With one image only gross shifts are seen, with five most.
+    """
+    pictures = as_unlabelled(images, preprocess, None)
+    if pictures is None:
+        raise FewshiftError("there are no images: give a tensor, a dataset or a folder")
+    chosen = _spread_out(len(pictures))
+    network = Network.of(model, pictures.batch(chosen[:1]), head)
+    refuse_without_statistics(network)
+    if not network.layers:
+        raise FewshiftError(
+            "a shift is seen in BatchNorm layers and this network has none: use a network with BatchNorm (if it was "
+            "fused for deployment, the weights before fusing)"
+        )
+    with progress_.told_to(progress):
+        seen = _seen(network, pictures, chosen)
+    return judged(seen, len(pictures))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What each image shows one layer, in units of what the layer remembers."""
+
+    mean: Tensor  # (N, C) d: the shift of the image's mean
+    var: Tensor  # (N, C) the image's own variance, over the source's
+
+
+def judged(layers: dict[str, Seen], given: int | None = None) -> Shift:
+    """The verdict on what the layers saw of N images."""
+    measured = {name: _Measured.of(seen) for name, seen in layers.items()}
+    count = len(next(iter(layers.values())).mean)
+    errors = {name: it.error(count) for name, it in measured.items()}
+    squares = {name: count * it.effect / errors[name] for name, it in measured.items()}
+    alike = torch.stack([it.products / errors[name] for name, it in measured.items()]).mean(0)
+    order = sorted(squares, key=lambda name: -squares[name])
+    found = tuple(
+        LayerShift(name, it.mean_shift, it.std_ratio, math.sqrt(squares[name]), order.index(name) + 1)
+        for name, it in measured.items()
+    )
+    free = _directions(alike)
+    return Shift(
+        found,
+        score=math.sqrt(sum(squares.values()) / len(squares)),
+        threshold=math.sqrt(_percentile_95(free, free * (count - 1 + GUESS_COUNTS))),
+        images=count,
+        given=count if given is None else given,
+    )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One layer over all images."""
+
+    mean_shift: float
+    std_ratio: float
+    effect: float  # average of D^2 + L^2 over channels
+    products: Tensor  # (N, N) what the images' deviations from their average have in common, per channel
+
+    @classmethod
+    def of(cls, seen: Seen) -> _Measured:
+        mean, var = seen.mean.double(), seen.var.double()
+        shifts = mean.mean(0)
+        around = var + mean.square()  # q: around the source's mean, for then one image is enough
+        total = around.mean(0).clamp(min=TINY)
+        deviations = torch.cat([mean - shifts, (around / total - 1) / 2], 1)
+        own = (var + (mean - shifts).square()).mean(0).clamp(min=TINY)
+        return cls(
+            mean_shift=float(shifts.square().mean().sqrt()),
+            std_ratio=float((own.log() / 2).mean().exp()),
+            effect=float(shifts.square().mean() + (total.log() / 2).square().mean()),
+            products=deviations @ deviations.T / len(shifts),
+        )
+
+    def error(self, count: int) -> float:
+        """N times the squared sampling error of the effect: the variance between images, shrunk, and the tolerance."""
+        variance = (GUESS_COUNTS * GUESS + float(self.products.trace())) / (GUESS_COUNTS + count - 1)
+        return variance + count * TOLERANCE**2
+
+
+def _directions(products: Tensor) -> float:
+    """r = (tr S)^2 / tr S^2 of the covariance S between images, from their products, shrunk to the guess.
+
+    What is shrunk is 1 / r, of which Bai and Saranadasa (1996) have an estimate without bias from three images on.
+    """
+    count = len(products)
+    if count < 3:
+        return DIRECTIONS
+    free = count - 1
+    trace, square = float(products.trace()) / free, float(products.square().sum()) / free**2
+    if trace == 0:  # the same image over and over
+        return DIRECTIONS
+    inverse = free**2 / ((count + 1) * (count - 2)) * (square - trace**2 / free) / trace**2
+    inverse = min(max(inverse, 1 / MOST_DIRECTIONS), 1.0)
+    own = count - 2
+    return (DIRECTIONS_COUNT + own) / (DIRECTIONS_COUNT / DIRECTIONS + own * inverse)
+
+
+def _percentile_95(upper: float, lower: float) -> float:
+    """Of the F distribution with these degrees of freedom, by the cube roots of Wilson and Hilferty."""
+    a, b = 2 / (9 * upper), 2 / (9 * lower)
+    square = (1 - b) ** 2 - NORMAL_95**2 * b
+    linear, constant = (1 - a) * (1 - b), (1 - a) ** 2 - NORMAL_95**2 * a
+    return float(((linear + math.sqrt(linear**2 - square * constant)) / square) ** 3)
+
+
+def _spread_out(total: int) -> Tensor:
+    """All indices below `total`, or `MOST` of them at equal distances."""
+    return torch.arange(total) if total <= MOST else torch.arange(MOST) * total // MOST
+
+
+@torch.no_grad()
+def _seen(network: Network, pictures: Unlabelled, chosen: Tensor) -> dict[str, Seen]:
+    """One pass of the source network, a few images at a time."""
+    source, working = source_layers(network), network.copy()
+    parts: dict[str, list[Seen]] = {layer.name: [] for layer in network.layers}
+    for images in _batches(network, pictures, chosen):
+        calls: dict[str, list[Moments]] = {name: [] for name in parts}
+        with normalising(network, working, source, lambda name, seen, calls=calls: calls[name].append(seen)):
+            working(channels_last(images))
+        for name, moments in calls.items():
+            parts[name].append(_in_source_units(_of_each_image(name, moments, len(images)), source[name]))
+    return {
+        name: Seen(torch.cat([it.mean for it in many]), torch.cat([it.var for it in many]))
+        for name, many in parts.items()
+    }
+
+
+def _batches(network: Network, pictures: Unlabelled, chosen: Tensor) -> Iterator[Tensor]:
+    """The chosen images, as many together as have the same size and as memory allows."""
+    waiting: list[Tensor] = []
+    room = AT_ONCE
+    for index in progress_.track(chosen.split(1), "images"):
+        image = like(network.model, pictures.batch(index))
+        if waiting and (len(waiting) >= room or image.shape != waiting[0].shape):
+            yield torch.cat(waiting)
+            waiting = []
+        if not waiting:
+            free = free_memory(image.device)
+            room = AT_ONCE if free is None else min(AT_ONCE, free // 2 // max(1, network.bytes_to_pass(image)))
+        waiting.append(image)
+    yield torch.cat(waiting)
+
+
+def _of_each_image(name: str, calls: list[Moments], images: int) -> Moments:
+    """The moments of every image over all that a layer saw of it: it may run several times, or on parts of images."""
+    if not calls or any(len(it.mean) % images for it in calls):
+        raise FewshiftError(
+            f"layer '{name}' does not see every image in the same way, so images cannot be compared in it: "
+            "pass a network that runs alike for all images"
+        )
+    mean, var, count = (
+        torch.cat([getattr(it, what).unflatten(0, (images, -1)) for it in calls], 1)
+        for what in ("mean", "var", "count")
+    )
+    weights = (count / count.sum(1, keepdim=True)).unsqueeze(2)
+    pooled = (weights * mean).sum(1)
+    within = (weights * (var + (mean - pooled.unsqueeze(1)).square())).sum(1)
+    return Moments(pooled, within, count.sum(1))
+
+
+def _in_source_units(moments: Moments, source: SourceLayer) -> Seen:
+    mean, std = source.normal.mean.double(), source.normal.std.double().clamp(min=TINY)
+    seen = Seen((moments.mean - mean) / std, (moments.var + source.eps) / std.square())
+    return Seen(seen.mean.float().cpu(), seen.var.float().cpu())
