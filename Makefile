@@ -20,6 +20,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/harness.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/whitening.py
 	$(BIN)/python benchmarks/segmentation.py
 
 docs: $(VENV)/.base

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fewshift.method import Method
     from fewshift.methods import LCCS, METHODS, AdaBN, Source, Tent, TestTimeBN
     from fewshift.network import Network
+    from fewshift.shifts import Shift, shift
     from fewshift.target import Support, Target, draw_support
     from fewshift.version import __version__
 
@@ -42,6 +43,8 @@ _HOMES = {
     "Tent": "methods",
     "TestTimeBN": "methods",
     "Network": "network",
+    "Shift": "shifts",
+    "shift": "shifts",
     "Support": "target",
     "Target": "target",
     "draw_support": "target",
@@ -59,6 +62,7 @@ __all__ = [
     "Method",
     "Network",
     "Preprocess",
+    "Shift",
     "Source",
     "Support",
     "Target",
@@ -70,6 +74,7 @@ __all__ = [
     "draw_support",
     "inspect",
     "revert",
+    "shift",
 ]
 
 

@@ -179,32 +179,45 @@ def gain_of(held: HeldOut, *, weak: bool = False) -> Gain:
     """The paired difference in accuracy, image by image, with an interval."""
     before = (held.source.argmax(1) == held.labels).double()
     after = (held.adapted.argmax(1) == held.labels).double()
-    images, change = _by_image(held.images, after - before)
-    low, high = paired_interval(change)
     loss = log_losses(held.adapted, held.labels) - log_losses(held.source, held.labels)
-    _, loss_change = _by_image(held.images, loss)
-    error = float(loss_change.std() / math.sqrt(len(images))) if len(images) > 1 else math.inf
+    per_class = {
+        int(label): (
+            len(held.images[held.labels == label].unique()),
+            100 * float(before[held.labels == label].mean()),
+            100 * float(after[held.labels == label].mean()),
+        )
+        for label in held.labels.unique()
+    }
+    return gain_from(held.images, before, after, loss, per_class, weak=weak)
+
+
+def gain_from(
+    images: Tensor,
+    before: Tensor,
+    after: Tensor,
+    loss: Tensor,
+    per_class: Mapping[int, tuple[int, float, float]] | None = None,
+    *,
+    weak: bool = False,
+) -> Gain:
+    """From predictions: which image, the share of it that was right before and is after, the change of its loss."""
+    change = _by_image(images, after - before)
+    loss_change = _by_image(images, loss)
+    low, high = paired_interval(change)
     return Gain(
         point=100 * float(change.mean()),
         low=100 * low,
         high=100 * high,
-        images=len(images),
-        wins=int(((after - before) > 0).sum()),
-        losses=int(((after - before) < 0).sum()),
-        predictions=len(held),
-        before=100 * float(_by_image(held.images, before)[1].mean()),
-        after=100 * float(_by_image(held.images, after)[1].mean()),
-        per_class={
-            int(label): (
-                len(held.images[held.labels == label].unique()),
-                100 * float(before[held.labels == label].mean()),
-                100 * float(after[held.labels == label].mean()),
-            )
-            for label in held.labels.unique()
-        },
-        interval="paired, normal with one image added on each side",
+        images=len(change),
+        wins=int((after > before).sum()),
+        losses=int((after < before).sum()),
+        predictions=len(images),
+        before=100 * float(_by_image(images, before).mean()),
+        after=100 * float(_by_image(images, after).mean()),
+        per_class=per_class or {},
+        interval="paired by image, normal after Agresti and Min",
         loss_change=float(loss_change.mean()),
-        loss_error=error,
+        loss_error=float(loss_change.std() / math.sqrt(len(change))) if len(change) > 1 else math.inf,
         weak=weak,
     )
 
@@ -222,8 +235,8 @@ def paired_interval(change: Tensor, level: float = LEVEL) -> tuple[float, float]
     return max(-1.0, mean - half), min(1.0, mean + half)
 
 
-def _by_image(images: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _by_image(images: Tensor, values: Tensor) -> Tensor:
     """The mean value of every image."""
     which, inverse = images.unique(return_inverse=True)
-    sums = torch.zeros(len(which), dtype=torch.float64).index_add_(0, inverse, values.double())
-    return which, sums / inverse.bincount(minlength=len(which))
+    sums: Tensor = torch.zeros(len(which), dtype=torch.float64).index_add_(0, inverse, values.double())
+    return sums / inverse.bincount(minlength=len(which))

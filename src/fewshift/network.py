@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from fewshift.errors import FewshiftError
+from fewshift.normalisation import Whitening
 
 LIVE = 6  # activations as large as the largest that a pass holds at a time: a branch, its shortcut, their moments
 LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
@@ -278,6 +279,8 @@ def features(model: nn.Module, head: str, images: Tensor) -> Tensor:
 def _reason_to_skip(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return "instance normalisation has no source statistics to blend"
+    if isinstance(module, Whitening):
+        return "whitening layers are not BatchNorm"
     if is_batchnorm(module) and parametrize.is_parametrized(module):
         return "its weights are computed by a parametrisation"
     if "intrinsic" in type(module).__module__ and "Bn" in type(module).__name__:

@@ -1,7 +1,7 @@
 """Is there a shift at all? What a network's BatchNorm layers see, against what they remember; no labels.
 
-A BatchNorm layer stores how the source's images entered it: mean mu and deviation sigma of every channel. Image i enters
-with the mean m_i and the variance v_i over its positions. If it came from where the network was trained, then
+A BatchNorm layer stores how the source's images entered it: mean mu and deviation sigma of every channel. Image i
+enters with the mean m_i and the variance v_i over its positions. If it came from the source, then
 
     d_i = (m_i - mu) / sigma                        is 0 on average over images, and
     q_i = (v_i + (m_i - mu)^2 + eps) / sigma^2      is 1.
@@ -31,7 +31,7 @@ them again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,8 +102,9 @@ class Shift:
             told += f" ({self.images} looked at)"
         scores = f"score {self.score:.1f}, alarm above {self.threshold:.1f}"
         if self.shifted:
+            differ = "differs" if self.given == 1 else "differ"
             return (
-                f"the {told} {'differs' if self.given == 1 else 'differ'} from what the network was trained on: {scores}, "
+                f"the {told} {differ} from what the network was trained on: {scores}, "
                 f"strongest in layer '{first.name}' (means off by {first.mean_shift:.2f} deviations, "
                 f"deviations {first.std_ratio:.2f} times the source's)"
             )
@@ -138,17 +139,8 @@ def shift(
     pictures = as_unlabelled(images, preprocess, None)
     if pictures is None:
         raise FewshiftError("there are no images: give a tensor, a dataset or a folder")
-    chosen = _spread_out(len(pictures))
-    network = Network.of(model, pictures.batch(chosen[:1]), head)
-    refuse_without_statistics(network)
-    if not network.layers:
-        raise FewshiftError(
-            "a shift is seen in BatchNorm layers and this network has none: use a network with BatchNorm (if it was "
-            "fused for deployment, the weights before fusing)"
-        )
     with progress_.told_to(progress):
-        seen = _seen(network, pictures, chosen)
-    return judged(seen, len(pictures))
+        return judged(look(model, pictures, head), len(pictures))
 
 
 @dataclass(frozen=True)
@@ -157,6 +149,28 @@ class Seen:
 
     mean: Tensor  # (N, C) d: the shift of the image's mean
     var: Tensor  # (N, C) the image's own variance, over the source's
+
+    def part(self, indices: Tensor) -> Seen:
+        """Of the images at `indices`."""
+        return Seen(self.mean[indices], self.var[indices])
+
+
+def look(model: nn.Module, pictures: Unlabelled, head: str | None = None, most: int = MOST) -> dict[str, Seen]:
+    """What every layer of the source network sees of the images, of `most` of them where there are more."""
+    chosen = torch.arange(min(most, len(pictures))) * len(pictures) // min(most, len(pictures))
+    network = Network.of(model, pictures.batch(chosen[:1]), head)
+    refuse_without_statistics(network)
+    if not network.layers:
+        raise FewshiftError(
+            "a shift is seen in BatchNorm layers and this network has none: use a network with BatchNorm (if it was "
+            "fused for deployment, the weights before fusing)"
+        )
+    source, working = source_layers(network), network.copy()
+    parts = [_passed(network, working, source, images) for images in _batches(network, pictures, chosen)]
+    return {
+        layer.name: Seen(*(torch.cat([getattr(it[layer.name], what) for it in parts]) for what in ("mean", "var")))
+        for layer in network.layers
+    }
 
 
 def judged(layers: dict[str, Seen], given: int | None = None) -> Shift:
@@ -237,25 +251,18 @@ def _percentile_95(upper: float, lower: float) -> float:
     return float(((linear + math.sqrt(linear**2 - square * constant)) / square) ** 3)
 
 
-def _spread_out(total: int) -> Tensor:
-    """All indices below `total`, or `MOST` of them at equal distances."""
-    return torch.arange(total) if total <= MOST else torch.arange(MOST) * total // MOST
-
-
 @torch.no_grad()
-def _seen(network: Network, pictures: Unlabelled, chosen: Tensor) -> dict[str, Seen]:
-    """One pass of the source network, a few images at a time."""
-    source, working = source_layers(network), network.copy()
-    parts: dict[str, list[Seen]] = {layer.name: [] for layer in network.layers}
-    for images in _batches(network, pictures, chosen):
-        calls: dict[str, list[Moments]] = {name: [] for name in parts}
-        with normalising(network, working, source, lambda name, seen, calls=calls: calls[name].append(seen)):
-            working(channels_last(images))
-        for name, moments in calls.items():
-            parts[name].append(_in_source_units(_of_each_image(name, moments, len(images)), source[name]))
+def _passed(network: Network, working: nn.Module, source: Mapping[str, SourceLayer], images: Tensor) -> dict[str, Seen]:
+    calls: dict[str, list[Moments]] = {layer.name: [] for layer in network.layers}
+
+    def note(name: str, moments: Moments) -> None:
+        calls[name].append(moments)
+
+    with normalising(network, working, source, note):
+        working(channels_last(images))
     return {
-        name: Seen(torch.cat([it.mean for it in many]), torch.cat([it.var for it in many]))
-        for name, many in parts.items()
+        name: _in_source_units(_of_each_image(name, moments, len(images)), source[name])
+        for name, moments in calls.items()
     }
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fewshift import progress
 from fewshift.errors import FewshiftError
+from fewshift.network import channels_last
 from fewshift.normalisation import EPS, InstanceNorm, image_moments
 from fewshift.sources.algorithm import Algorithm, Batch, Learner, Task
 from fewshift.sources.augment import centre_crop, photometric
@@ -158,7 +159,7 @@ class Selective(Learner):
         """The covariances at each point; the network runs no further than that."""
         self._listening = self._briefly = True
         try:
-            self.model(images.contiguous(memory_format=torch.channels_last))
+            self.model(channels_last(images))
         except _SeenError:
             pass
         finally:

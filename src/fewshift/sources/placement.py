@@ -172,9 +172,9 @@ def _some_norms(model: nn.Module) -> list[str]:
 
 
 def _made(name: str, make: Make, like: _BatchNorm) -> Any:
-    """A new layer with as many channels, on the same device and of the same type."""
+    """A new layer with as many channels, on the same device, of the same type and in the same mode."""
     try:
-        layer = make(like.num_features)
+        layer = make(like.num_features).train(like.training)
     except FewshiftError as error:
         raise FewshiftError(f"layer {name!r}: {error}") from error
     tensors = [it for it in chain(like.parameters(), like.buffers()) if it.is_floating_point()]
