@@ -238,5 +238,6 @@ def paired_interval(change: Tensor, level: float = LEVEL) -> tuple[float, float]
 def _by_image(images: Tensor, values: Tensor) -> Tensor:
     """The mean value of every image."""
     which, inverse = images.unique(return_inverse=True)
-    sums: Tensor = torch.zeros(len(which), dtype=torch.float64).index_add_(0, inverse, values.double())
-    return sums / inverse.bincount(minlength=len(which))
+    sums = torch.zeros(len(which), dtype=torch.float64).index_add_(0, inverse, values.double())
+    means: Tensor = sums / inverse.bincount(minlength=len(which))
+    return means
