@@ -1,8 +1,9 @@
-"""How often `fewshift.shift` raises an alarm: on images of the source, where it should not, and of another place.
+"""How often `fewshift.shift` raises an alarm: on images of the source, where it should not, and on images of elsewhere.
 
-Every layer's view of every image is read once; then N images are drawn from it again and again. The digits need no
-data. With --data-root and --weights (a folder of pacs-<target>.safetensors) the same is done for PACS: source images
-are the published validation lists of the three training domains as one, and of one of them alone.
+Every layer's view of every image is read once; then N images are drawn from it again and again, and judged alone or
+against other images of the source. The digits need no data. With --data-root and --weights the same is done for
+the networks found there: pacs-<target>.safetensors, whose source images are the published validation lists of the
+other three domains, and camvid-dusk.safetensors, trained on the frames of the day.
 """
 
 from __future__ import annotations
@@ -12,50 +13,78 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fewshift import models
 from fewshift.data import digits
 from fewshift.data.collections import find_collection
-from fewshift.data.copies import from_list
+from fewshift.data.copies import from_list, load_scenes
 from fewshift.shifts import Seen, judged, look
 from fewshift.target import Unlabelled
 
 COUNTS = (1, 2, 3, 5, 10, 20, 50, 100)
+AGAINST = 50  # source images
 View = dict[str, Seen]
 
 
 def main(draws: int, data_root: Path | None, weights: Path | None) -> None:
     print(f"alarms in % of {draws} draws of N images")
-    print(f"{'':44}" + "".join(f"{f'N={count}':>7}" for count in COUNTS))
-    for source, other in (("mnist", "uci"), ("uci", "mnist"))[: 0 if data_root else 2]:
-        network, (own, labels) = digits.source_network(source), digits.split(source)[1]
-        one = own[labels == 3]
-        show(f"{source}: held-out images", seen(network, digits.normalise(own)), draws)
-        show(f"{source}: {other}", seen(network, digits.normalise(digits.PLACES[other].read()[0])), draws)
-        show(f"{source}: three quarters of the contrast", seen(network, digits.normalise(0.75 * own)), draws)
-        blurred = torch.nn.functional.avg_pool2d(own, 3, 1, 1)
-        show(f"{source}: blurred", seen(network, digits.normalise(blurred)), draws)
-        show(f"{source}: held-out images of one class", seen(network, digits.normalise(one)), draws)
-    if data_root is None or weights is None:
-        return
-    known = find_collection("pacs")
-    for target in known.domains:
-        loaded = models.load(None, weights / f"pacs-{target}.safetensors")
-        assert loaded.preprocess is not None
-        views = {}
-        for domain in known.domains:
-            file = data_root / "pacs_splits" / f"{domain}_crossval_kfold.txt"
-            images = from_list(file, data_root / "pacs", known.classes, 1, preprocess=loaded.preprocess)
-            views[domain] = seen(loaded.model, images)
-        own = [domain for domain in known.domains if domain != target]
-        show(f"pacs without {target}: the three domains", joined([views[it] for it in own]), draws)
-        show(f"pacs without {target}: {target}", views[target], draws)
-        show(f"pacs without {target}: {own[0]} alone", views[own[0]], draws)
+    print(f"{'':48}" + "".join(f"{f'N={count}':>7}" for count in COUNTS))
+    for source, other in (("mnist", "uci"), ("uci", "mnist")):
+        show_digits(source, other, draws)
+    if data_root is not None and weights is not None:
+        for target in find_collection("pacs").domains:
+            if (file := weights / f"pacs-{target}.safetensors").is_file():
+                show_pacs(file, target, data_root, draws)
+        if (file := weights / "camvid-dusk.safetensors").is_file():
+            show_camvid(file, data_root, draws)
 
 
-def seen(network: nn.Module, images: object) -> View:
-    return look(network, Unlabelled(images), most=2000)
+def show_digits(source: str, other: str, draws: int) -> None:
+    network, (images, labels) = digits.source_network(source), digits.split(source)[1]
+
+    def seen(images: torch.Tensor) -> View:
+        return view(network, digits.normalise(images))
+
+    own, elsewhere = seen(images), seen(digits.PLACES[other].read()[0])
+    show_both(source, "its held-out digits", own, other, elsewhere, draws)
+    show(f"{source}: three quarters of the contrast", seen(0.75 * images), draws)
+    show(f"{source}: blurred", seen(torch.nn.functional.avg_pool2d(images, 3, 1, 1)), draws)
+    show(f"{source}: held-out digits of one class", seen(images[labels == 3]), draws)
+
+
+def show_pacs(file: Path, target: str, root: Path, draws: int) -> None:
+    known, loaded = find_collection("pacs"), models.load(None, file)
+    assert loaded.preprocess is not None
+    views = {}
+    for domain in known.domains:
+        names = root / "pacs_splits" / f"{domain}_crossval_kfold.txt"
+        images = from_list(names, root / "pacs", known.classes, 1, preprocess=loaded.preprocess)
+        views[domain] = view(loaded.model, images)
+    sources = [domain for domain in known.domains if domain != target]
+    mixture = joined([views[it] for it in sources])
+    show_both(f"PACS without {target}", "the three domains", mixture, target, views[target], draws)
+    show(f"PACS without {target}: {sources[0]} alone", views[sources[0]], draws)
+
+
+def show_camvid(file: Path, root: Path, draws: int) -> None:
+    loaded = models.load(None, file)
+    day, dusk = (
+        view(loaded.model, load_scenes("camvid", it, root, loaded.preprocess), most=120) for it in ("day", "dusk")
+    )
+    show_both("CamVid by day", "day", day, "dusk", dusk, draws)
+
+
+def show_both(name: str, own_name: str, own: View, other_name: str, other: View, draws: int) -> None:
+    """Images of the source and of elsewhere, alone and against images of the source."""
+    show(f"{name}: {own_name}", own, draws)
+    show(f"{name}: {own_name}, against {AGAINST}", own, draws, own)
+    show(f"{name}: {other_name}", other, draws)
+    show(f"{name}: {other_name}, against {AGAINST}", other, draws, own)
+
+
+def view(network: nn.Module, images: object, most: int = 2000) -> View:
+    return look(network, Unlabelled(images), most=most)
 
 
 def joined(views: Sequence[View]) -> View:
@@ -65,27 +94,37 @@ def joined(views: Sequence[View]) -> View:
     }
 
 
-def show(what: str, view: View, draws: int) -> None:
-    total = len(next(iter(view.values())).mean)
-    rates = [rate(view, total, count, draws) if 2 * count <= total else None for count in COUNTS]
-    print(f"{what:44}" + "".join(f"{'-' if it is None else f'{it:.1f}':>7}" for it in rates), flush=True)
+def show(what: str, seen: View, draws: int, source: View | None = None) -> None:
+    taken = AGAINST if source is seen else 0
+    cells = []
+    for count in COUNTS:
+        enough = size(seen) >= 2 * count + taken  # or all draws would be nearly the same
+        cells.append(f"{rate(seen, count, draws, source):.1f}" if enough else "-")
+    print(f"{what:48}" + "".join(f"{it:>7}" for it in cells), flush=True)
 
 
-def rate(view: View, total: int, count: int, draws: int) -> float:
-    generator = torch.Generator().manual_seed(count)
-    alarms = sum(judged(_part(view, torch.randperm(total, generator=generator)[:count])).shifted for _ in range(draws))
+def rate(seen: View, count: int, draws: int, source: View | None) -> float:
+    """Alarms in percent; images and those they are judged against never overlap."""
+    generator, alarms = torch.Generator().manual_seed(count), 0
+    for _ in range(draws):
+        order = torch.randperm(size(seen), generator=generator)
+        known = None
+        if source is not None:
+            others = order[count:] if source is seen else torch.randperm(size(source), generator=generator)
+            known = {name: it.part(others[:AGAINST]) for name, it in source.items()}
+        alarms += judged({name: it.part(order[:count]) for name, it in seen.items()}, known).shifted
     return 100 * alarms / draws
 
 
-def _part(view: View, indices: Tensor) -> View:
-    return {name: it.part(indices) for name, it in view.items()}
+def size(seen: View) -> int:
+    return len(next(iter(seen.values())).mean)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--data-root", type=Path, help="where pacs/ and pacs_splits/ lie")
-    parser.add_argument("--weights", type=Path, help="a folder with pacs-<target>.safetensors")
+    parser.add_argument("--data-root", type=Path, help="where pacs/ and pacs_splits/, and camvid/, lie")
+    parser.add_argument("--weights", type=Path, help="a folder of networks")
     options = parser.parse_args()
     main(options.draws, options.data_root, options.weights)

@@ -308,6 +308,81 @@ def test_different_sizes_in_one_minibatch_are_refused():
         fewshift.adapt(street(), mixed_sizes(), method=LCCS(batch_size=3))
 
 
+class Divisible(Street):
+    """Refuses sizes that are no multiples of 16, as many decoders do."""
+
+    def forward(self, images):
+        if any(side % 16 for side in images.shape[2:]):
+            raise RuntimeError("sides must be divisible by 16")
+        return super().forward(images)
+
+
+def test_a_network_that_wants_multiples_is_given_padded_images():
+    torch.manual_seed(0)
+    model, support = unsettle(Divisible()), scenes(3, (20, 24))
+    result = fewshift.adapt(model, support, method=LCCS(epochs=1))
+    assert result.support.images.shape == (3, 3, 32, 32)
+    assert torch.equal(result.support.images[:, :, :20, :24], support.images)
+    assert (result.support.labels[:, 20:] == 255).all()
+    assert result.support.counts == support.counts
+
+
+@pytest.mark.parametrize("name", ["delta-reg", "l2-sp", "finetune-features"])
+def test_images_of_different_sizes_are_taken_by_every_method_that_trains(name):
+    predictor = METHODS[name](epochs=1).adapt(street(), Target(mixed_sizes()))
+    assert torch.isfinite(predictor(mixed_sizes().images[0][None])["out"]).all()
+
+
+class Says(Street):
+    """Returns its answer among other things."""
+
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        self.wrap = wrap
+
+    def forward(self, images):
+        return self.wrap(super().forward(images)["out"])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda out: {"aux": out * 0, "main": out},
+        lambda out: {"loss": out.sum(), "anything": out},
+        lambda out: (out.sum(), out),
+        lambda out: [out, out[:, :2]],
+        lambda out: out.half(),
+    ],
+    ids=["dict", "loss and one", "loss first", "list", "half"],
+)
+def test_the_main_output_is_found(wrap):
+    model, support = unsettle(Says(wrap)), scenes(2)
+    assert Network.of(model, support.images).output == (CLASSES, 16, 24)
+
+
+def test_several_outputs_without_a_known_name_are_refused():
+    with pytest.raises(FewshiftError, match="returns 'a', 'b', of which none is known to be the logits"):
+        Network.of(unsettle(Says(lambda out: {"a": out, "b": out})), scenes(2).images)
+
+
+def test_an_augmentation_of_images_alone_is_refused_for_pixels():
+    support = scenes(2)
+    with pytest.raises(FewshiftError, match=r"augment cannot be called .* let it take \(image, labels\)"):
+        fewshift.adapt(street(), support, method=LCCS(epochs=1), augment=lambda image: image)
+
+
+def test_checkpoints_with_an_auxiliary_head_are_loaded(tmp_path):
+    from safetensors.torch import save_file
+
+    from fewshift import models
+
+    make = torchvision.models.segmentation.deeplabv3_mobilenet_v3_large
+    model = make(weights=None, weights_backbone=None, num_classes=CLASSES, aux_loss=True)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    loaded = models.load("torchvision:deeplabv3_mobilenet_v3_large", tmp_path / "w.safetensors")
+    assert loaded.model.aux_classifier is not None
+
+
 def test_nearest_centroids_are_for_images():
     with pytest.raises(FewshiftError, match="nearest centroids classify images, not pixels"):
         fewshift.adapt(street(), scenes(), method=LCCS(classifier="ncc"))

@@ -189,7 +189,7 @@ def test_the_distance_is_summed_over_the_minibatch_and_weighted_by_channel():
 def test_attention_is_the_softmax_of_softened_scores_and_filters_come_back_bit_for_bit():
     model, support = make_tiny(), make_support()
     before = state(model)
-    rises = filter_importance(model, ["conv2"], support.images, support.labels, F.cross_entropy)["conv2"]
+    rises = filter_importance(model, ["conv2"], [(support.images, support.labels)], F.cross_entropy)["conv2"]
     assert same_state(before, state(model))
     with torch.no_grad():
         broken = copy.deepcopy(model)
@@ -501,9 +501,12 @@ def test_attention_looks_at_images_of_every_class(monkeypatch):
 
     seen = []
     original = delta_reg.filter_importance
-    monkeypatch.setattr(
-        delta_reg, "filter_importance", lambda *args: seen.extend(args[3].unique().tolist()) or original(*args)
-    )
+
+    def noting(model, names, pairs, loss):
+        seen.extend(torch.cat([labels for _, labels in pairs]).unique().tolist())
+        return original(model, names, pairs, loss)
+
+    monkeypatch.setattr(delta_reg, "filter_importance", noting)
     support = make_support(shots=60)
     order = support.labels.argsort()  # sorted by class, as folders are
     sorted_support = type(support)(support.images[order], support.labels[order])

@@ -153,7 +153,7 @@ def test_the_page_shows_the_images_that_changed_most(run, scenes, delta):
             np.mean([naive_iou(truth, it, label) for label in labels])
             for it, labels in zip((before, after), present, strict=True)
         )
-        gains[file.name] = new - old
+        gains[file.name] = round(new, 1) - round(old, 1)
     text = page.read_text()
     best = sorted(gains, key=gains.__getitem__)[-3:]
     for name in best:
@@ -200,7 +200,7 @@ def test_a_window_changes_nothing_for_a_network_without_context(run, scenes):
     for words in ([], ["--window", 7]):
         run("predict", *options(scenes), scenes / "test/images", "--out", scenes / f"out{len(words)}", *words)
     for file in (scenes / "out0/labels").iterdir():
-        assert file.read_bytes() == (scenes / "out2/labels" / file.name).read_bytes()
+        assert np.array_equal(read(file), read(scenes / "out2/labels" / file.name))
 
 
 def test_shots_are_images_in_all_drawn_with_the_seed(run, scenes, monkeypatch):
@@ -262,6 +262,145 @@ def test_a_network_that_wants_multiples_of_32_labels_any_image(run, scenes):
     assert sum(json.loads(done.stdout)["pixels"].values()) == 7 * 20 * 28
 
 
+def test_label_files_are_not_labelled(run, scenes):
+    done = run("predict", *options(scenes), scenes / "test", "--out", scenes / "out")
+    assert done.code == 0, done.stderr
+    assert "7 images labelled" in done.stdout
+    names = {file.name for file in (scenes / "test/images").iterdir()}
+    assert {str(it.relative_to(scenes / "out/labels")) for it in (scenes / "out/labels").rglob("*")} == names
+
+
+class Coarse(nn.Module):
+    """A quarter of the size in each direction."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(3)
+        self.head = nn.Conv2d(3, num_classes, 4, 4, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.bn(images))
+
+
+def coarse(num_classes: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return Coarse(num_classes).eval()
+
+
+@pytest.mark.parametrize(("name", "side"), [("coarse", 4), ("labeller", 1)])
+def test_an_image_of_one_answer_does_not_make_a_classifier(run, scenes, name, side):
+    paint(scenes / "tiny", 2, seed=4)
+    Image.new("RGB", (side, side)).save(scenes / "tiny/images/0.png")
+    Image.new("L", (side, side)).save(scenes / "tiny/labels/0.png")
+    words = ["--model", f"tests.test_scene_commands:{name}", *STEPS, "--classes", ",".join(CLASSES)]
+    for more in ([], ["--window", 1, "--stride", 1]):
+        done = run("predict", *words, scenes / "tiny", "--out", scenes / f"out{len(more)}", *more)
+        assert done.code == 0, done.stderr
+        assert read(scenes / f"out{len(more)}/labels/0.png").shape == (side, side)
+        assert run("evaluate", *words, scenes / "tiny", *more).code == 0
+    done = run("adapt", *words, "--support", scenes / "tiny")
+    assert done.code == 0, done.stderr
+    tiny = scenes / "classes/grass/0.png"
+    tiny.parent.mkdir(parents=True)
+    Image.new("RGB", (side, side)).save(tiny)
+    assert "labels every pixel" in run("evaluate", *words, scenes / "classes").stderr
+
+
+def test_a_broken_image_is_told_at_the_end_and_the_rest_is_done(run, scenes):
+    good = (scenes / "test/images/0.png").read_bytes()
+    (scenes / "test/images/0.png").write_bytes(good[:60])
+    words = ["predict", *options(scenes), scenes / "test/images", "--out", scenes / "out"]
+    done = run(*words)
+    assert done.code == 1
+    assert "6 images labelled" in done.stdout
+    assert "1 of 7 images could not be labelled, the first because" in done.stderr
+    assert "0.png is damaged and cannot be decoded: replace or remove it, then pass --resume" in done.stderr
+    assert "palette.txt" in {it.name for it in (scenes / "out").iterdir()}
+    (scenes / "test/images/0.png").write_bytes(good)
+    assert run(*words, "--resume").code == 0
+    assert len(list((scenes / "out/labels").iterdir())) == len(list((scenes / "out/overlays").iterdir())) == 7
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(run, scenes, monkeypatch):
+    from fewshift.cli.scenes import View
+
+    words = ["predict", *options(scenes), scenes / "test/images", "--json"]
+    expected = json.loads(run(*words, "--out", scenes / "whole").stdout)
+    real, seen = View.labels, []
+
+    def stopping(self, network, image):
+        seen.append(image)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return real(self, network, image)
+
+    monkeypatch.setattr(View, "labels", stopping)
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - a signal in the middle of the work
+        assert run(*words, "--out", scenes / "parts").code == 0
+    (scenes / "parts/labels/2.png").unlink()  # as if between the overlay and the labels
+    done = run(*words, "--out", scenes / "parts", "--resume")
+    assert done.code == 0, done.stderr
+    assert len(seen) == 4 + 7 - 2
+    found = json.loads(done.stdout)
+    assert found["pixels"] == expected["pixels"]
+    assert [it["confidence"] for it in found["images"]] == [it["confidence"] for it in expected["images"]]
+    for file in (scenes / "whole").rglob("*.*"):
+        assert file.read_bytes() == (scenes / "parts" / file.relative_to(scenes / "whole")).read_bytes()
+
+
+def test_only_what_is_by_the_same_network_is_gone_on_with(run, scenes, delta):
+    words = ["predict", *options(scenes), scenes / "test/images", "--out", scenes / "out"]
+    assert run(*words).code == 0
+    before = snapshot(scenes / "out")
+    for other in (["--delta", delta], ["--window", 8], ["--resize", 10]):
+        done = run(*words, *other, "--resume")
+        assert done.code == 1
+        assert "0.png is not by this network, classes and options: pass --overwrite" in done.stderr
+    assert snapshot(scenes / "out") == before
+    assert run(*words, "--delta", delta, "--overwrite").code == 0
+    adapted = fewshift.apply(labeller(), delta)
+    for file in (scenes / "test/images").iterdir():
+        assert np.array_equal(read(scenes / "out/labels" / file.name), answer(adapted, file))
+    Image.new("RGB", (28, 20), (60, 90, 210)).save(scenes / "test/images/3.png")  # another image of the same name
+    assert run(*words, "--delta", delta, "--resume").code == 0
+    assert np.array_equal(read(scenes / "out/labels/3.png"), answer(adapted, scenes / "test/images/3.png"))
+
+
+def test_predict_leaves_out_a_crop_and_evaluate_keeps_it(run, scenes):
+    words = [*options(scenes), "--crop", 8]
+    done = run("predict", *words, scenes / "test/images", "--out", scenes / "out")
+    assert done.code == 0, done.stderr
+    assert done.stderr.strip() == "the crop to 8 pixels is left out: every pixel of an image gets a label"
+    for file in (scenes / "test/images").iterdir():
+        assert np.array_equal(read(scenes / "out/labels" / file.name), answer(labeller(), file))
+    found = run("evaluate", *words, scenes / "test")
+    assert "7 images, counted at 8x8 pixels, as the network sees them (files: 28x20)" in found.stdout
+    facts = json.loads(run("evaluate", *words, scenes / "test", "--json").stdout)
+    assert facts["sizes"] == {"counted": [[8, 8]], "files": [[28, 20]]}
+    assert facts["pixels"] <= 7 * 8 * 8
+
+
+def test_one_image_is_not_called_images(run, scenes):
+    paint(scenes / "one", 1, seed=5)
+    assert "1 image labelled" in run("predict", *options(scenes), scenes / "one", "--out", scenes / "out").stdout
+    assert "IoU in %, 1 image, counted at 28x20 pixels" in run("evaluate", *options(scenes), scenes / "one").stdout
+    done = run("adapt", *options(scenes), "--support", scenes / "one", "--shots", 2)
+    assert "there is 1 labelled image, 2 shots asked: add 1 or ask for 1" in done.stderr
+
+
+def test_label_maps_have_the_colours_that_people_know(run, place):
+    from fewshift.data import street
+
+    save_file(labeller(11).state_dict(), place / "eleven.safetensors")
+    words = ["--model", FACTORY, "--weights", place / "eleven.safetensors", *STEPS]
+    names = ["--classes", ",".join(street.CAMVID_CLASSES)]
+    assert run("predict", *words, *names, place / "photos/ant", "--out", place / "out").code == 0
+    lines = (place / "out/palette.txt").read_text().splitlines()
+    assert lines[0] == "128 128 128 sky"
+    with Image.open(next((place / "out/labels").iterdir())) as image:
+        assert tuple(image.getpalette()[:33]) == tuple(it for colour in street.CAMVID_PALETTE for it in colour)
+
+
 def test_classes_without_names_are_numbers(run, scenes):
     words = ["--model", FACTORY, "--weights", scenes / "labeller.safetensors", *STEPS]
     assert set(json.loads(run("evaluate", *words, scenes / "test", "--json").stdout)["per_class"]) == {"0", "1", "2"}
@@ -273,10 +412,11 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
 
 MISTAKES = {
     "no folder": (["predict", "test/images"], "pass --out FOLDER"),
-    "crop": (["predict", "test/images", "--out", "out", "--crop", 8], "those outside would have no label"),
     "a file": (["predict", "test/images", "--out", "labeller.safetensors"], "is not a folder"),
     "among the images": (["predict", "test", "--out", "test/out"], "lies among the images"),
-    "over labels": (["predict", "test/images", "--out", "test"], "exists already"),
+    "over labels": (["predict", "test/images", "--out", "test", "--overwrite"], "has the labels of these images"),
+    "labels": (["predict", "support/images", "--out", "test", "--resume"], "is not by this network, classes and opt"),
+    "taken": (["predict", "support/images", "--out", "test"], "pass --resume to go on, --overwrite to replace it"),
     "window": (["predict", "test/images", "--out", "out", "--window", 4, "--stride", 5], "leaves gaps"),
     "stride alone": (["predict", "test/images", "--out", "out", "--stride", 5], "without a window"),
     "report alone": (["evaluate", "test", "--report", "r.html"], "pass --delta"),
@@ -306,6 +446,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(run, scenes, mistake):
     [
         (["predict", "photos", "--window", 4], "one answer for an image: leave out --window"),
         (["evaluate", "photos", "--window", 4], "one answer for an image: leave out --window"),
+        (["predict", "photos", "--resume"], "leave out --overwrite and --resume"),
         (["evaluate", "test"], "has pixel labels"),
         (["adapt", "--support", "test"], "has pixel labels"),
     ],

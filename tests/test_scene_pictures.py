@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fewshift import Adaptation, Preprocess, Support, adapt
 from fewshift.data import street
+from fewshift.data.collections import COLLECTIONS
 from fewshift.data.colours import FIRST_COLOURS, default_palette, palette_of
 from fewshift.metrics import pixel_tally
 from fewshift.report import adaptation_page
@@ -25,6 +26,7 @@ from fewshift.report.scenes import (
     LARGEST,
     Scene,
     Scores,
+    Sizes,
     image_iou,
     indexed,
     overlay,
@@ -94,6 +96,16 @@ def test_the_first_colours_differ_for_every_eye(cones):
 def test_classes_of_the_street_have_the_colours_people_know():
     assert palette_of(["car", "road"]) == (street.PALETTE[13], street.PALETTE[0])
     assert palette_of(["car", "boat"]) == default_palette(2)
+    assert palette_of(["Traffic_Light", "sky"]) == (street.PALETTE[6], street.PALETTE[10])
+    assert palette_of(street.CAMVID_CLASSES) == COLLECTIONS["camvid"].palette == street.CAMVID_PALETTE
+    assert palette_of(street.CAMVID_CLASSES[::-1]) == street.CAMVID_PALETTE[::-1]
+    for collection in (it for it in COLLECTIONS.values() if it.dense):
+        assert palette_of(collection.classes) == collection.palette
+
+
+def test_no_two_of_the_first_colours_are_yellow():
+    yellows = [it for it in FIRST_COLOURS if min(it[:2]) > 200 and it[2] < 200]
+    assert yellows == [(240, 228, 66)]
 
 
 # --- files
@@ -180,6 +192,31 @@ def naive_ious(labels: Tensor, answer: Tensor) -> list[float]:
         (set((labels == it).nonzero()[:, 0].tolist()), set((answer == it).nonzero()[:, 0].tolist())) for it in range(4)
     ]
     return [len(one & other) / len(one | other) for one, other in pairs if one | other]
+
+
+def test_a_change_is_that_of_the_numbers_beside_it(tmp_path):
+    for before, after, told in ((0.12151, 0.12249, "12.2 → 12.2 (+0.0)"), (0.1224, 0.1216, "12.2 → 12.2 (+0.0)")):
+        one = replace(scene(), scores={"source": before, "adapted": after})
+        assert f"mean IoU {told}" in page_of(side_by_side([one], CLASSES, key="k"), tmp_path).words
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        (
+            Sizes([(256, 192)], [(480, 360)]),
+            "counted at 256x192 pixels, as the network sees them (files: 480x360)",
+        ),
+        (Sizes([(9, 7)], [(9, 7)]), "counted at 9x7 pixels, the size of the files"),
+        (
+            Sizes([(9, 7)], [(9, 7), (18, 14)]),
+            "counted at 9x7 pixels, as the network sees them (files: 2 sizes from 9x7 t",
+        ),
+    ],
+)
+def test_the_page_says_at_which_size_pixels_are_counted(tmp_path, sizes, told):
+    scores = replace(scores_of([scene()]), sizes=sizes)
+    assert told in Page(evaluation_page(scores, [], [], tmp_path / "e.html", origin={})).words
 
 
 def test_the_legend_names_what_can_be_seen_and_nothing_else(tmp_path):

@@ -302,6 +302,17 @@ def test_sizes_that_differ_within_a_pair_are_told_before_resizing(folder: Path) 
     assert str(error.value) == f"{pair}: label every image in its own size"
 
 
+def test_labels_of_a_photograph_as_stored_are_told_to_turn(folder: Path) -> None:
+    (folder / "images" / "a.png").unlink()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (13, 9)).save(folder / "images" / "a.jpg", exif=turned)
+    with pytest.raises(
+        FewshiftError, match=r"a.jpg is 9x13 pixels upright, by its EXIF orientation, and .* is 13x9: t"
+    ):
+        scene_folder(folder, AS_IS, NAMES)[0]
+
+
 def test_what_is_alone_is_counted_and_named(folder: Path) -> None:
     (folder / "labels" / "b.png").unlink()
     (folder / "labels" / "more" / "c.png").unlink()
@@ -309,7 +320,7 @@ def test_what_is_alone_is_counted_and_named(folder: Path) -> None:
     with pytest.raises(FewshiftError, match=f"^{told}: add what is missing or remove what is alone$"):
         scene_folder(folder, AS_IS, NAMES)
     save(folder / "labels" / "z.png", pattern(9, 9))
-    more = f"{told}, and 1 of 2 label files in {folder / 'labels'} have no image, the first is z.png: add"
+    more = f"{told}, and 1 of 2 label files in {folder / 'labels'} has no image, the first is z.png: add"
     with pytest.raises(FewshiftError, match=more):
         scene_folder(folder, AS_IS, NAMES)
     for name in ("b", "more/c"):
@@ -383,8 +394,75 @@ def test_a_palette_follows_the_order_of_the_network(painted: tuple[Path, np.ndar
 
 def test_a_palette_names_classes_that_are_mere_numbers(painted: tuple[Path, np.ndarray[Any, Any]]) -> None:
     assert scene_folder(painted[0], AS_IS, ("0", "1", "2")).classes == ("road", "the sky", "tree")
-    with pytest.raises(FewshiftError, match="'road' that is none of the network's 4"):
+    with pytest.raises(
+        FewshiftError, match="names 3 classes, and the network has 4 outputs without names: pass --classes"
+    ):
         scene_folder(painted[0], AS_IS, ("0", "1", "2", "3"))
+
+
+def save_table(path: Path, values: np.ndarray[Any, Any], table: Sequence[Sequence[int]]) -> None:
+    """An index file with a colour table."""
+    image = Image.fromarray(values.astype(np.uint8))
+    image.putpalette(np.array(table, np.uint8).tobytes())
+    image.save(path)
+
+
+GREY = [(it, it, it) for it in range(256)]
+LIST = [tuple(it) for it in COLOURS.tolist()]
+
+
+@pytest.mark.parametrize("order", [(4, 2, 0, 1, 3), (1, 0, 2, 3, 4)])
+def test_a_file_that_shows_colours_of_the_palette_means_them(
+    painted: tuple[Path, np.ndarray[Any, Any]], order: tuple[int, ...]
+) -> None:
+    root, meaning = painted
+    lines, file = pattern(12, 15, classes=5), root / "labels" / "index.png"
+    save_table(file, np.argsort(order)[lines], [LIST[it] for it in order])
+    assert np.array_equal(np.asarray(Image.open(file).convert("RGB")), COLOURS[lines])
+    assert np.array_equal(scene_folder(root, AS_IS).pixels(1)[1].numpy(), meaning)
+    Image.fromarray(COLOURS[lines]).quantize(5).save(file)
+    assert np.array_equal(scene_folder(root, AS_IS).pixels(1)[1].numpy(), meaning)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [GREY, [(0, 0, 0)], [(9, 9, 200), (7, 7, 0)], LIST, LIST + GREY[5:], [(1, 2, 3), *LIST[1:]]],
+    ids=["grey", "black", "other", "own", "own and grey", "one differs"],
+)
+def test_a_table_that_shows_other_colours_leaves_values_the_numbers_of_lines(
+    painted: tuple[Path, np.ndarray[Any, Any]], table: Sequence[Sequence[int]]
+) -> None:
+    root, meaning = painted
+    values = pattern(12, 15, classes=5)
+    values[0], meaning[0] = IGNORE, IGNORE
+    save_table(root / "labels" / "index.png", values, table)
+    assert np.array_equal(scene_folder(root, AS_IS).pixels(1)[1].numpy(), meaning)
+
+
+@pytest.mark.parametrize(
+    ("values", "table", "told"),
+    [
+        ([0, 1], [(0, 128, 0), (9, 9, 9)], "value 0 is one class by its line .* by the colour 0 128 0 that the file's"),
+        ([0, 0], [(0, 0, 0)], "value 0 is one class by its line of the palette and another by the colour 0 0 0"),
+        ([7, 8], [*GREY[:7], (0, 128, 0), (1, 2, 3)], r"colour 1 2 3 \(6 pixels\), not among the 5 of the palette"),
+        ([7, 8], GREY, r"values 7 \(6 pixels\), 8 \(6 pixels\), outside the classes"),
+    ],
+)
+def test_a_table_that_contradicts_the_lines_is_refused(
+    painted: tuple[Path, np.ndarray[Any, Any]], values: list[int], table: Sequence[Sequence[int]], told: str
+) -> None:
+    root, _ = painted
+    save_table(root / "labels" / "index.png", np.array(values).repeat(6).reshape(3, 4), table)
+    with pytest.raises(FewshiftError, match=rf"index.png: .*{told}"):
+        scene_folder(root, AS_IS).encoding.read(root / "labels" / "index.png")
+
+
+def test_tables_are_not_asked_where_values_have_a_meaning_of_their_own(tmp_path: Path) -> None:
+    values = pattern(12, 15, classes=11)
+    scene(tmp_path / "camvid" / "dusk", "0001TP_006690", values)
+    file = tmp_path / "camvid" / "dusk" / "labels" / "0001TP_006690.png"
+    save_table(file, values, street.CAMVID_PALETTE[::-1])
+    check(load_scenes(small("camvid"), "dusk", tmp_path, AS_IS), values)
 
 
 def test_a_palette_may_lie_elsewhere(painted: tuple[Path, np.ndarray[Any, Any]]) -> None:
@@ -436,6 +514,14 @@ def test_cityscapes_needs_no_names(tmp_path: Path, inside: str, count: int) -> N
     scenes = scene_folder(tmp_path / inside, AS_IS)
     assert (len(scenes), scenes.classes, scenes.palette) == (count, street.CLASSES, street.PALETTE)
     assert np.array_equal(scenes.pixels(0)[1].numpy(), by_hand(stored, street.CITYSCAPES_IDS))
+
+
+@pytest.mark.parametrize("inside", ["", "val", "val/lindau"])
+def test_labels_of_cityscapes_point_to_its_images(tmp_path: Path, inside: str) -> None:
+    cityscapes(tmp_path)
+    images = tmp_path / "leftImg8bit" / inside
+    with pytest.raises(FewshiftError, match=f"has the labels of Cityscapes, not its images: give {images}$"):
+        as_support(tmp_path / "gtFine" / inside, AS_IS, None, None)
 
 
 def test_cityscapes_follows_the_order_of_the_network(tmp_path: Path) -> None:
@@ -592,7 +678,7 @@ def test_camvid_is_read_as_published(tmp_path: Path) -> None:
         load_scenes("camvid", "dusk", home)
     (home / "LabeledApproved_full" / "0001TP_006690_L.png").unlink()
     assert len(load_scenes(small("camvid"), "day", tmp_path, AS_IS)) == 3  # dusk is no business of day's
-    with pytest.raises(FewshiftError, match=r"1 of 1 images in .* have no label PNG, the first is 0001TP_006690.png"):
+    with pytest.raises(FewshiftError, match=r"1 of 1 image in .* has no label PNG, the first is 0001TP_006690.png"):
         load_scenes(small("camvid"), "dusk", tmp_path)
 
 
@@ -661,6 +747,22 @@ def test_a_dataset_may_have_arrays_as_labels() -> None:
     support = as_support(items, None, None, NAMES)
     assert isinstance(support.labels, torch.Tensor)
     assert np.array_equal(support.labels.numpy(), np.stack([labels for _, labels in items]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_list_of_images_and_one_of_labels_are_columns(count: int) -> None:
+    maps = [pattern(5 + index, 6) for index in range(count)]
+    images = [torch.rand(3, *labels.shape) for labels in maps]
+    for given in ((images, maps), [images, [Image.fromarray(it) for it in maps]], list(zip(images, maps, strict=True))):
+        support = as_support(given, None, None, NAMES)
+        assert len(support) == count
+        for index, labels in enumerate(maps):
+            assert torch.equal(support.images[index], images[index])
+            assert np.array_equal(support.labels[index].numpy(), labels)
+    with pytest.raises(FewshiftError, match=f"there are {count} images and {count + 1} labels: give one for each"):
+        as_support((images, [*maps, maps[0]]), None, None, NAMES)
+    numbers = as_support(([images[0]] * 2, [0, 1]), None, None, NAMES)
+    assert numbers.labels.tolist() == [0, 1]
 
 
 def test_tensors_that_do_not_belong_together_are_told() -> None:

@@ -188,6 +188,17 @@ def test_pixel_by_pixel_is_told_from_one_answer_for_an_image():
     assert output_shape(made(nn.AdaptiveAvgPool2d(1)), picture(8, 8)) == (3,)
 
 
+@pytest.mark.parametrize(("size", "window"), [((1, 1), None), ((4, 4), None), ((9, 9), 1), ((3, 200), None)])
+def test_a_network_that_labels_pixels_is_known_by_the_smallest_image(size, window):
+    coarse = made(nn.Conv2d(3, 4, 4, 4, padding=1))
+    for network in (context(), coarse, Strict()):
+        shape = output_shape(network, picture(*size), window)
+        assert (len(shape), shape[0]) == (3, 4)
+        assert label_map(network, picture(*size), window=window).labels.shape == size
+    only_eight = made(nn.Conv2d(3, 5, 8), nn.Flatten(2), nn.Linear(1, 1), nn.Unflatten(2, (1, 1)))
+    assert output_shape(only_eight, picture(8, 8)) == (5,)
+
+
 def broken() -> nn.Module:
     model = context()
     with torch.no_grad():
@@ -200,6 +211,10 @@ MISTAKES = {
     "gaps": (lambda: label_map(context(), picture(8, 8), window=4, stride=5), "leaves gaps between windows of 4"),
     "no stride": (lambda: label_map(context(), picture(8, 8), window=4, stride=0), "leaves gaps"),
     "no window": (lambda: label_map(context(), picture(8, 8), window=0), "is empty"),
+    "half": (lambda: label_map(context(), picture(8, 8), window=8.5), "a size of 8.5 pixels: give a whole number"),
+    "one side": (lambda: label_map(context(), picture(8, 8), window=(8,)), "a size of (8,) pixels"),
+    "word": (lambda: label_map(context(), picture(8, 8), window="8"), "a size of '8' pixels"),
+    "three": (lambda: label_map(context(), picture(8, 8), window=8, stride=(1, 2, 3)), "or two as (height, width)"),
     "batch": (lambda: label_map(context(), picture(8, 8)[None]), "give one preprocessed image"),
     "bytes": (lambda: label_map(context(), picture(8, 8).byte()), "image is uint8"),
     "channels": (lambda: label_map(context(), torch.zeros(1, 8, 8)), "cannot run on an image of shape (1, 8, 8)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,8 @@ from fewshift.methods import METHODS
 from fewshift.network import Layer, Network, Skipped, like, list_layers
 from fewshift.target import Augment, Support, Target, Unlabelled, checked_seed
 from fewshift.version import __version__
+
+MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def adapt(
     with progress_.told_to(progress):
         wanted = "target images" if chosen.needs is Needs.NOTHING else f"{chosen.needs.value} images"
         images = target.some_images(chosen.name, wanted)
-        network = Network.of(model, images, head)
+        network, target = _fitting(model, target, images, head)
         home = like(network.model, images).device
         fitted = chosen.fit(network if device is None else _moved(network, device), target, seed)
     names = None if classes is None else tuple(classes)
@@ -184,6 +187,27 @@ def method_of(method: str | Method | type[Method]) -> Method:
     if method not in METHODS:
         raise FewshiftError(f"there is no method '{method}': choose one of {', '.join(METHODS)}")
     return METHODS[method]()
+
+
+def _fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:
+    """The view, and the target with pictures padded where the network takes only multiples of some size."""
+    support = target.support
+    if support is None or not support.dense:
+        return Network.of(model, images, head), target
+
+    def look(given: Support) -> Network:
+        sizes = {image.shape: image[None] for image in given.images}
+        first, *_ = [Network.of(model, image, head) for image in sizes.values()]
+        return first
+
+    try:
+        return look(support), target
+    except FewshiftError:
+        for multiple in MULTIPLES:
+            padded = support.padded(multiple)
+            with suppress(FewshiftError):
+                return look(padded), replace(target, support=padded)
+        raise
 
 
 def _moved(network: Network, device: torch.device | str) -> Network:

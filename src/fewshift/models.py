@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fewshift.sources import Algorithm, algorithm_of
 RANDOM = "random"
 DIGITS = "digits"  # the one network that is our own
 NESTS = ("state_dict", "model_state_dict", "model")  # where checkpoints keep the weights among other things
+AUXILIARY = "aux_classifier."  # what torchvision calls a second head, which only some checkpoints have
 PREFIX = "module."  # what DataParallel puts before every name
 
 
@@ -73,6 +75,7 @@ class Recipe:
     untrained: Callable[[int | None], nn.Module]
     trained: Callable[[int | None], nn.Module]
     preprocess: Callable[[nn.Module], Preprocess | None]
+    auxiliary: Callable[[int | None], nn.Module] | None = None  # untrained, with the auxiliary head that is an option
 
     def modified(self, algorithm: Algorithm | None) -> Recipe:
         """The same network with the layers that the algorithm gave it before training."""
@@ -238,9 +241,10 @@ def _is_table(value: Any) -> bool:
 
 def _filled(recipe: Recipe, state: Mapping[str, Tensor], count: int | None, misfit: str) -> nn.Module:
     """Build the network these weights belong to and load them, all of them and nothing else."""
-    model = recipe.untrained(count)
+    make = recipe.auxiliary if recipe.auxiliary and any(it.startswith(AUXILIARY) for it in state) else recipe.untrained
+    model = make(count)
     if count is None and (found := _class_count(state, model.state_dict())):
-        model = recipe.untrained(found)
+        model = make(found)
     expected = model.state_dict()
     facts = [
         f"{name} is {tuple(state[name].shape)}, not {tuple(expected[name].shape)}"
@@ -322,10 +326,10 @@ def _torchvision(name: str) -> Recipe:
     builder = models.get_model_builder(arch)
     own = getattr(models.get_model_weights(arch), "DEFAULT", None)
 
-    def untrained(count: int | None) -> nn.Module:
+    def untrained(count: int | None, **more: bool) -> nn.Module:
         # detectors and segmenters fetch a trained backbone unless told not to
         alone = {key: None for key in ("weights", "weights_backbone") if key in inspect.signature(builder).parameters}
-        model: nn.Module = builder(**alone, **_given(num_classes=count))
+        model: nn.Module = builder(**alone, **_given(num_classes=count), **more)
         return model
 
     def trained(count: int | None) -> nn.Module:
@@ -342,7 +346,8 @@ def _torchvision(name: str) -> Recipe:
                 return Preprocess(resize, crop, tuple(mean), tuple(std), filter.value)
         return None  # detection takes whole images, and video is none
 
-    return Recipe(untrained, trained, preprocess)
+    optional = "aux_loss" in inspect.signature(builder).parameters
+    return Recipe(untrained, trained, preprocess, partial(untrained, aux_loss=True) if optional else None)
 
 
 def _smp(name: str) -> Recipe:

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from fewshift.errors import FewshiftError
 from fewshift.normalisation import Whitening
 
+MAIN = ("logits", "out", "output", "main", "pred", "seg", "sem_seg")  # names of the main output
 LIVE = 6  # activations as large as the largest that a pass holds at a time: a branch, its shortcut, their moments
 LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
@@ -245,12 +246,18 @@ def logits_of(output: Any) -> Tensor:
     if isinstance(named, Tensor):
         return named
     if isinstance(output, Mapping):
-        chosen = next((output[key] for key in ("logits", "out") if key in output), None)
-        candidates = list(output.values()) if chosen is None else [chosen]
+        tensors = {str(key): it for key, it in output.items() if isinstance(it, Tensor) and it.ndim > 1}
+        named = next((tensors[key] for key in MAIN if key in tensors), None)
+        if named is None and len(tensors) > 1:
+            raise FewshiftError(
+                f"the network returns {', '.join(map(repr, tensors))}, of which none is known to be the logits: "
+                "wrap it in a module that returns one tensor"
+            )
+        candidates = list(tensors.values()) if named is None else [named]
     else:
         candidates = list(output) if isinstance(output, (tuple, list)) else []
     for value in candidates:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.ndim > 1:  # a loss, which may come first, has no dimension
             return value
     raise FewshiftError(
         f"the network returns {type(output).__name__}, in which no logits were found: "
@@ -361,6 +368,7 @@ def _found_head(model: nn.Module, outputs: dict[str, Tensor], logits: Tensor) ->
 
 def _upsampled(coarse: Tensor, fine: Tensor) -> bool:
     """Whether one is the other, bilinearly upsampled, with corners aligned or not."""
+    coarse, fine = coarse.float(), fine.float()
     return coarse.ndim == 4 and any(
         torch.allclose(F.interpolate(coarse, fine.shape[2:], mode="bilinear", align_corners=corners), fine, atol=1e-4)
         for corners in (False, True)

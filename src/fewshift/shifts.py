@@ -9,23 +9,26 @@ enters with the mean m_i and the variance v_i over its positions. If it came fro
 How far N images are from that is measured in every layer by its channels' average of D^2 + L^2, where D is the mean
 of d and L half the logarithm of the mean of q: shifts in deviations, and in logarithms of deviations.
 
-**The sampling error.** Positions within an image are as alike as its channels are, so the sampling unit is the image.
-How much images differ from each other is not stored in a layer (its variance is that within images plus that between
-them), but N images show it: the variance of d_i and of q_i / 2 q over them, summed over channels like D^2 + L^2. For
-few images it is shrunk to a guess, which is all there is for one. A tolerance is added, because the source's own images
-are not at 0 either: its statistics were gathered in training, from other crops, under weights that still moved.
+**The sampling error.** Positions within an image are alike, so the sampling unit is the image. How much images differ
+from each other is not stored in a layer (its variance is that within images plus that between them), but N images
+show it: the variance of d_i and q_i over them, in the units of D and L. For few images it is shrunk to a guess,
+which is all there is for one. A tolerance is added, because the source's own images are not at 0 either: its
+statistics were gathered in training, from other crops, under weights that still moved.
 
-**The score** of a layer is the root of the ratio, (D^2 + L^2) / (variance / N + tolerance^2): about 1 for images of the
-source, whatever N is. The score of all layers is the root mean square of theirs.
+**The score** of a layer is the root of (D^2 + L^2) / (variance / N + tolerance^2): about 1 for images of the source,
+whatever N is. The score of all layers is the root mean square of theirs.
 
 **The alarm.** Were images independent draws from normal distributions around the source, the square of the score would
 follow Dempster's (1958) F distribution for a mean in more dimensions than samples. Its degrees of freedom are r and
-r (N - 1), where r is in how many directions images differ from each other; many thousand channels make about ten. They
-are estimated from the images, and a fixed guess for few. The threshold is that distribution's 95th percentile.
+r (N - 1), where r is the number of directions in which images differ: many thousand channels make about ten. It is
+estimated from the images and shrunk to a guess. The threshold is the distribution's 95th percentile.
 
-The constants below were set on six networks (two on digits, four on PACS) so that images of the source raise an
-alarm in at most 5 % of draws for every N from 1 to 100; docs/trust.md has the rates, `benchmarks/shift.py` measures
-them again.
+**Source images**, where there are some, take the place of what the layers remember: D and L become differences between
+two samples, and the variance is that within both. It matters for networks that were trained with strong augmentation:
+they remember augmented images, from which plain ones of the source are as far as those of another place can be.
+
+The constants were set on six networks (two on digits, four on PACS) so that images of the source raise an alarm in at
+most about 5 % of draws for every N; docs/trust.md has the rates, `benchmarks/shift.py` measures them again.
 """
 
 from __future__ import annotations
@@ -52,20 +55,21 @@ AT_ONCE = 32  # images that pass together, memory allowing
 TOLERANCE = 0.05  # source deviations by which images of the source may be off
 GUESS = 0.25  # variance between images, in source variances, before any was seen
 GUESS_COUNTS = 2  # images for which this guess stands
-DIRECTIONS = 5  # in which images differ, before any was seen
+DIRECTIONS = 4  # in which images differ, before any was seen
 DIRECTIONS_COUNT = 5  # images for which that guess stands
 MOST_DIRECTIONS = 60
 NORMAL_95 = 1.6449  # one false alarm in twenty
+TRAINED_ON = "what the network was trained on"
 TINY = 1e-12  # a layer without eps may remember a channel that never varied
 
 
 @dataclass(frozen=True)
 class LayerShift:
-    """One BatchNorm layer: how far what it sees is from what it remembers."""
+    """One BatchNorm layer: how far what it sees is from the source."""
 
     name: str
     mean_shift: float  # root mean square over channels, in source deviations
-    std_ratio: float  # deviation seen / deviation remembered, geometric mean over channels
+    std_ratio: float  # deviation over all images and positions / the source's, geometric mean over channels
     score: float  # in sampling errors: about 1 for images of the source
     rank: int  # 1 is the layer with the highest score
 
@@ -82,6 +86,7 @@ class Shift:
     threshold: float
     images: int  # looked at
     given: int
+    source_images: int = 0  # compared with; 0: with what the layers remember
 
     @property
     def shifted(self) -> bool:
@@ -103,44 +108,47 @@ class Shift:
         scores = f"score {self.score:.1f}, alarm above {self.threshold:.1f}"
         if self.shifted:
             differ = "differs" if self.given == 1 else "differ"
+            source = f"the {self.source_images} of the source" if self.source_images else TRAINED_ON
             return (
-                f"the {told} {differ} from what the network was trained on: {scores}, "
+                f"the {told} {differ} from {source}: {scores}, "
                 f"strongest in layer '{first.name}' (means off by {first.mean_shift:.2f} deviations, "
                 f"deviations {first.std_ratio:.2f} times the source's)"
             )
-        alone = "; one image shows gross shifts only" if self.images == 1 else ""
+        alone = "; one image shows gross shifts only" if self.images == 1 and not self.source_images else ""
         return f"no sign of a shift in the {told}: {scores}{alone}"
 
     def to_json(self) -> dict[str, Any]:
         """Give the fields and the verdict as JSON knows them."""
-        return (
-            {"shifted": self.shifted, "words": self.words}
-            | asdict(self)
-            | {"layers": [asdict(it) for it in self.layers]}
-        )
+        verdict = {"shifted": self.shifted, "words": self.words}
+        return verdict | asdict(self) | {"layers": [asdict(it) for it in self.layers]}
 
 
 def shift(
     model: nn.Module,
     images: Any,
     *,
+    source: Any = None,
     preprocess: Steps = None,
     head: str | None = None,
     progress: progress_.Listener | None = None,
 ) -> Shift:
     """Compare images with what `model` was trained on, layer by layer and without labels; from one image up.
 
-    `images` are a tensor, a dataset or a folder (then `preprocess` says how an image becomes a tensor). Of more than
-    256 that many are looked at, evenly spread. An alarm says that they are unlike a random sample of the source's
-    images, not that the network is wrong on them, and not in what they differ: photographs of a single class, or frames
-    of a single film, are unlike a sample of all. A network trained on several domains remembers their mixture, so that
-    images of one of them alone are a shift too. With one image only gross shifts are seen, with five most.
+    `images` are a tensor, a dataset or a folder (then `preprocess` says how an image becomes a tensor); of more than
+    256 that many are looked at, evenly spread. `source`, in the same forms, are images known to be of the source,
+    validation images for example. They are not needed, but make few images say more, and are the cure where training
+    augmented strongly: without them plain images of the source are then an alarm too.
+
+    An alarm says that the images are unlike a random sample of the source. It does not say that the network is wrong
+    on them, nor what differs: images of a single class, or frames of a single film, are unlike a sample of all. A
+    network trained on several domains remembers their mixture, and images of one of them alone are a shift from it.
     """
-    pictures = as_unlabelled(images, preprocess, None)
+    pictures, known = as_unlabelled(images, preprocess, None), as_unlabelled(source, preprocess, None)
     if pictures is None:
         raise FewshiftError("there are no images: give a tensor, a dataset or a folder")
     with progress_.told_to(progress):
-        return judged(look(model, pictures, head), len(pictures))
+        seen = look(model, pictures, head)
+        return judged(seen, None if known is None else look(model, known, head), len(pictures))
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,8 @@ class Seen:
 
 def look(model: nn.Module, pictures: Unlabelled, head: str | None = None, most: int = MOST) -> dict[str, Seen]:
     """What every layer of the source network sees of the images, of `most` of them where there are more."""
-    chosen = torch.arange(min(most, len(pictures))) * len(pictures) // min(most, len(pictures))
+    count = min(most, len(pictures))
+    chosen = torch.arange(count) * len(pictures) // count
     network = Network.of(model, pictures.batch(chosen[:1]), head)
     refuse_without_statistics(network)
     if not network.layers:
@@ -173,25 +182,24 @@ def look(model: nn.Module, pictures: Unlabelled, head: str | None = None, most: 
     }
 
 
-def judged(layers: dict[str, Seen], given: int | None = None) -> Shift:
-    """The verdict on what the layers saw of N images."""
-    measured = {name: _Measured.of(seen) for name, seen in layers.items()}
-    count = len(next(iter(layers.values())).mean)
-    errors = {name: it.error(count) for name, it in measured.items()}
-    squares = {name: count * it.effect / errors[name] for name, it in measured.items()}
-    alike = torch.stack([it.products / errors[name] for name, it in measured.items()]).mean(0)
+def judged(seen: Mapping[str, Seen], source: Mapping[str, Seen] | None = None, given: int | None = None) -> Shift:
+    """The verdict on what the layers saw of N images, against what they saw of source images or remember."""
+    measured = {name: _measured(it, source[name] if source else None) for name, it in seen.items()}
+    squares = {name: it.effect / it.error for name, it in measured.items()}
     order = sorted(squares, key=lambda name: -squares[name])
-    found = tuple(
-        LayerShift(name, it.mean_shift, it.std_ratio, math.sqrt(squares[name]), order.index(name) + 1)
-        for name, it in measured.items()
-    )
-    free = _directions(alike)
+    free = next(iter(measured.values())).free
+    directions = _directions(sum(it.products / it.error for it in measured.values()), free)  # type: ignore[arg-type]
+    images = len(next(iter(seen.values())).mean)
     return Shift(
-        found,
+        tuple(
+            LayerShift(name, it.mean_shift, it.std_ratio, math.sqrt(squares[name]), order.index(name) + 1)
+            for name, it in measured.items()
+        ),
         score=math.sqrt(sum(squares.values()) / len(squares)),
-        threshold=math.sqrt(_percentile_95(free, free * (count - 1 + GUESS_COUNTS))),
-        images=count,
-        given=count if given is None else given,
+        threshold=math.sqrt(_percentile_95(directions, directions * (free + GUESS_COUNTS))),
+        images=images,
+        given=images if given is None else given,
+        source_images=len(next(iter(source.values())).mean) if source else 0,
     )
 
 
@@ -202,45 +210,61 @@ class _Measured:
     mean_shift: float
     std_ratio: float
     effect: float  # average of D^2 + L^2 over channels
-    products: Tensor  # (N, N) what the images' deviations from their average have in common, per channel
+    error: float  # the same for images of the source, squared sampling error and tolerance
+    products: Tensor  # what the images' deviations from their average have in common: one row and column for each
+    free: int  # degrees of freedom of these
+
+
+def _measured(seen: Seen, source: Seen | None) -> _Measured:
+    samples = [_Sample.of(seen)] if source is None else [_Sample.of(seen), _Sample.of(source)]
+    shift, stretch, spread = (
+        getattr(samples[0], what) - (getattr(samples[1], what) if source else 0)
+        for what in ("shift", "stretch", "spread")
+    )
+    deviations = torch.cat([it.deviations for it in samples])
+    products = deviations @ deviations.T / len(shift)
+    free = len(deviations) - len(samples)
+    variance = (GUESS_COUNTS * GUESS + float(products.trace())) / (GUESS_COUNTS + free)
+    return _Measured(
+        mean_shift=float(shift.square().mean().sqrt()),
+        std_ratio=float(spread.mean().exp()),
+        effect=float(shift.square().mean() + stretch.square().mean()),
+        error=variance * sum(1 / len(it.deviations) for it in samples) + TOLERANCE**2,
+        products=products,
+        free=free,
+    )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What some images show one layer."""
+
+    shift: Tensor  # (C,) D
+    stretch: Tensor  # (C,) L
+    spread: Tensor  # (C,) logarithm of the deviation over all images and positions, in source deviations
+    deviations: Tensor  # (N, 2C) of each image from D and, in the same units, from L
 
     @classmethod
-    def of(cls, seen: Seen) -> _Measured:
+    def of(cls, seen: Seen) -> _Sample:
         mean, var = seen.mean.double(), seen.var.double()
-        shifts = mean.mean(0)
-        around = var + mean.square()  # q: around the source's mean, for then one image is enough
+        shift = mean.mean(0)
+        around = var + mean.square()  # the source's mean, not their own: then one image is enough
         total = around.mean(0).clamp(min=TINY)
-        deviations = torch.cat([mean - shifts, (around / total - 1) / 2], 1)
-        own = (var + (mean - shifts).square()).mean(0).clamp(min=TINY)
-        return cls(
-            mean_shift=float(shifts.square().mean().sqrt()),
-            std_ratio=float((own.log() / 2).mean().exp()),
-            effect=float(shifts.square().mean() + (total.log() / 2).square().mean()),
-            products=deviations @ deviations.T / len(shifts),
-        )
-
-    def error(self, count: int) -> float:
-        """N times the squared sampling error of the effect: the variance between images, shrunk, and the tolerance."""
-        variance = (GUESS_COUNTS * GUESS + float(self.products.trace())) / (GUESS_COUNTS + count - 1)
-        return variance + count * TOLERANCE**2
+        own = (var + (mean - shift).square()).mean(0).clamp(min=TINY)
+        return cls(shift, total.log() / 2, own.log() / 2, torch.cat([mean - shift, (around / total - 1) / 2], 1))
 
 
-def _directions(products: Tensor) -> float:
+def _directions(products: Tensor, free: int) -> float:
     """r = (tr S)^2 / tr S^2 of the covariance S between images, from their products, shrunk to the guess.
 
     What is shrunk is 1 / r, of which Bai and Saranadasa (1996) have an estimate without bias from three images on.
     """
-    count = len(products)
-    if count < 3:
+    trace, square = float(products.trace()), float(products.square().sum())
+    if free < 2 or trace == 0:  # too few, or the same image over and over
         return DIRECTIONS
-    free = count - 1
-    trace, square = float(products.trace()) / free, float(products.square().sum()) / free**2
-    if trace == 0:  # the same image over and over
-        return DIRECTIONS
-    inverse = free**2 / ((count + 1) * (count - 2)) * (square - trace**2 / free) / trace**2
+    inverse = free**2 / ((free + 2) * (free - 1)) * (square / trace**2 - 1 / free)
     inverse = min(max(inverse, 1 / MOST_DIRECTIONS), 1.0)
-    own = count - 2
-    return (DIRECTIONS_COUNT + own) / (DIRECTIONS_COUNT / DIRECTIONS + own * inverse)
+    return (DIRECTIONS_COUNT + free - 1) / (DIRECTIONS_COUNT / DIRECTIONS + (free - 1) * inverse)
 
 
 def _percentile_95(upper: float, lower: float) -> float:

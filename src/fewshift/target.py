@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fewshift.errors import FewshiftError
@@ -135,6 +136,17 @@ class Support:
         parts = zip(weights, answers, chunks, strict=True)
         return sum(weight * float(loss(logits, labels)) for weight, logits, labels in parts) / sum(weights)
 
+    def padded(self, multiple: int) -> Support:
+        """Images whose sides are multiples: repeated at their right and lower edge, where nothing is labelled."""
+
+        def fill(picture: Tensor, mode: str, value: float = 0.0) -> Tensor:
+            down, right = (-side % multiple for side in picture.shape[-2:])
+            spread = F.pad(picture.reshape(1, -1, *picture.shape[-2:]), (0, right, 0, down), mode, value)
+            return spread.reshape(*picture.shape[:-2], *spread.shape[-2:])
+
+        images = tuple(fill(it, "replicate") for it in self.images)
+        return replace(self, images=images, labels=tuple(fill(it, "constant", IGNORE) for it in self.labels))
+
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels at `indices`, each augmented on its own if there is an augmentation."""
         if self.augment is None:
@@ -148,7 +160,11 @@ class Support:
 
     def _view(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         assert self.augment is not None  # batch asks
-        pair = self.augment(image, label) if self.dense else (self.augment(image), label)
+        try:
+            pair = self.augment(image, label) if self.dense else (self.augment(image), label)
+        except TypeError as error:
+            wanted = "(image, labels)" if self.dense else "one image"
+            raise FewshiftError(f"augment cannot be called ({error}): let it take {wanted}") from error
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(it, Tensor) for it in pair)):
             wanted = "an image and its labels" if self.dense else "an image"
             raise FewshiftError(f"augment did not return a tensor: let it return {wanted} like what it was given")

@@ -6,6 +6,7 @@ will still touch are kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from fewshift.network import like, logits_of, structural_copy
 
 Size = int | tuple[int, int]  # of a square, or (height, width)
 
+ENOUGH = 64  # pixels of a side that any network which labels pixels answers with more than one
 MULTIPLES = (1, 8, 16, 32, 64)  # encoders halve an image three to six times, and some insist on whole halves
 
 
@@ -78,13 +80,20 @@ def output_shape(
 ) -> tuple[int, ...]:
     """The shape of the answer to an image, or to the first window of it: (classes,) or (classes, height, width).
 
-    One answer in a map of one pixel is an answer for the image.
+    A map of one pixel is the answer for an image if it stays one when a small image is enlarged.
     """
     _check(image)
     network = _evaluating(model)
     _, _, (height, width) = _grid(image, window, stride)
-    logits, _ = _answer(network, like(network, image)[None, :, :height, :width], MULTIPLES)
-    return tuple(logits.shape[1:2] if logits[0].numel() == logits.shape[1] else logits.shape[1:])
+    view = like(network, image)[None, :, :height, :width]
+    shape = tuple(_answer(network, view, MULTIPLES)[0].shape[1:])
+    if len(shape) == 3 and math.prod(shape[1:]) == 1:
+        large = F.interpolate(view, (max(height, ENOUGH), max(width, ENOUGH)))
+        try:
+            shape = tuple(_answer(network, large, MULTIPLES)[0].shape[1:])
+        except FewshiftError:  # a network for images of one size, so not of pixels
+            return shape[:1]
+    return shape[:1] if math.prod(shape[1:]) == 1 else shape
 
 
 def _evaluating(model: nn.Module) -> nn.Module:
@@ -201,4 +210,7 @@ def _padded_size(window: Tensor, multiple: int) -> tuple[int, int]:
 
 
 def _pair(size: Size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
+    sides = size if isinstance(size, (tuple, list)) else (size, size)
+    if len(sides) != 2 or not all(isinstance(it, int) and not isinstance(it, bool) for it in sides):
+        raise FewshiftError(f"a size of {size!r} pixels: give a whole number, or two as (height, width)")
+    return sides[0], sides[1]

@@ -398,7 +398,7 @@ def _of_classes(
     for number, (method, share) in enumerate(shares.items()):
         images = int(tallies[method].sum())
         right = 100 * float(tallies[method].diagonal().sum()) / images
-        facts = f"{right:.1f}% of {words.counted(images, 'answer')} right"
+        facts = f"{right:.1f}% of {words.counted(images, 'pixel' if pixels else 'answer')} right"
         svg = figures.confusion(
             share.tolist(), names, key=f"{key}-{number}", alt=f"Confusion matrix of {method} on {place}: {facts}."
         )
@@ -541,4 +541,6 @@ def _best(points: Mapping[float, Sequence[float]], choose: Callable[..., float])
 
 
 def _images(it: Outcome) -> int:
+    if "image_iou" in it.result:  # the tally is of pixels
+        return len(it.result["image_iou"])
     return sum(map(sum, it.result.get("tally", ())))

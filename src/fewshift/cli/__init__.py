@@ -6,11 +6,11 @@ import sys
 
 import typer
 
-from fewshift.cli import networks, sweeps, training
+from fewshift.cli import networks, sweeps, training, trust
 from fewshift.cli.app import app
 from fewshift.errors import FewshiftError
 
-__all__ = ["app", "main", "networks", "sweeps", "training"]
+__all__ = ["app", "main", "networks", "sweeps", "training", "trust"]
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from fewshift.cli.app import Classes, Crop, DeltaFile, Json, Mean, Model, Resize
 from fewshift.cli.console import check_outputs, number, one_thread, print_json, print_table, progress_bar
 from fewshift.cli.scenes import (
     Judged,
+    Output,
     View,
     class_names,
     draw_scenes,
@@ -207,6 +208,12 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="Write the CSV here instead of stdout; with pixel labels, a new folder.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With pixel labels: replace the label maps that are in --out.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With pixel labels: leave out images that this network has labelled there.")
+    ] = False,
     window: Window = None,
     stride: Stride = None,
     classes: Classes = None,
@@ -221,15 +228,26 @@ def predict(
     import io
 
     from fewshift.data import image_files
+    from fewshift.data.scenes import scene_layout
     from fewshift.files import whole
+    from fewshift.report.words import counted
 
     loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
-    steps, files, view = _preprocess(loaded), image_files(images), View(window, stride)
-    shape = view.answer(loaded.model, steps, files[0])
+    where = scene_layout(images)
+    root = images if where is None else where.images  # label files are pictures too
+    steps, files, view, output = (
+        _preprocess(loaded),
+        image_files(root),
+        View(window, stride),
+        Output(out, overwrite, resume),
+    )
+    shape = view.answer(loaded.model, steps, files)
     if len(shape) == 3:
-        predict_scenes(loaded, steps, class_names(loaded, shape), view, images, files, out, as_json)
+        output.checked(images)
+        predict_scenes(loaded, steps, class_names(loaded, shape), view, root, files, output, as_json)
         return
     view.refuse()
+    output.refuse()
     check_outputs([out], [weights, delta])
     rows = []
     for file, scores in zip(files, _answers(loaded, files), strict=True):
@@ -249,7 +267,7 @@ def predict(
         return
     with whole(out) as draft:
         draft.write_text(text, encoding="utf-8")
-    typer.echo(f"{len(rows)} predictions: {out}")
+    typer.echo(f"{counted(len(rows), 'prediction')}: {out}")
 
 
 @app.command()
@@ -429,6 +447,7 @@ def _answers(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Ten
 
     from fewshift.data import open_image
     from fewshift.network import like, logits_of
+    from fewshift.windows import output_shape
 
     steps, network = _preprocess(loaded), loaded.model.eval()
     with progress_bar() as tell, torch.no_grad():
@@ -437,7 +456,8 @@ def _answers(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Ten
             same = len({image.shape for image in images}) == 1
             for group in [torch.stack(images)] if same else [image.unsqueeze(0) for image in images]:
                 logits = logits_of(network(like(network, group)))
-                if logits[0].numel() != logits.shape[1]:
+                several = logits[0].numel() != logits.shape[1]
+                if several or (logits.ndim == 4 and len(output_shape(network, group[0])) == 3):
                     raise FewshiftError(
                         f"{loaded.name} labels every pixel: give a folder with images/ and labels/ of the same names"
                     )

@@ -32,16 +32,18 @@ DECIDES = ("arch", "factory", "classes", "dataset", "sources", "algorithm", "rec
 @app.command()
 def train(
     dataset: Annotated[str, typer.Argument(help="See `fewshift list datasets`.")],
-    arch: Annotated[
-        str,
-        typer.Option(
-            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, package.module:factory, or digits.", show_default=False
-        ),
-    ],
     target: Annotated[
         str | None, typer.Option(help="The domain that is never seen: all others train, unless --source names some.")
     ] = None,
     source: Annotated[list[str] | None, typer.Option(help="A domain to train on; give it once for each.")] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, package.module:factory, or digits; the one that the "
+            "data set's recipe is for if left out.",
+            show_default=False,
+        ),
+    ] = None,
     algorithm: Annotated[
         str, typer.Option(help="How to train; an unknown name is answered with those there are.")
     ] = "erm",
@@ -77,6 +79,7 @@ def train(
     from fewshift.data.collections import find_collection
     from fewshift.sources.checkpoint import Checkpoint
     from fewshift.sources.gather import evaluation_steps, gather, load_sources, source_names
+    from fewshift.sources.recipes import default_arch
     from fewshift.sources.trainer import train as run
 
     collection = find_collection(dataset)
@@ -87,6 +90,7 @@ def train(
     plan, method = _chosen(recipe, algorithm, collection, setting or [], flags)
     found = load_sources(collection, names, data_root)
     classes = next(iter(found.values())).classes
+    arch = arch or default_arch(collection.name, dense=collection.dense)
     network, own = _network(arch, weights, classes, seed)
     steps = evaluation_steps(own, collection, plan)
     facts = {

@@ -15,16 +15,29 @@ Colour = tuple[int, int, int]
 # Okabe and Ito's seven, then four that stay as far from them, and from black, for eyes without red or green cones
 FIRST_COLOURS: tuple[Colour, ...] = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
-    (0, 0, 255), (240, 255, 180), (0, 0, 75), (90, 45, 0),
+    (0, 0, 255), (150, 255, 165), (0, 0, 75), (90, 45, 0),
 )  # fmt: skip
 VOID: Colour = (0, 0, 0)  # of unlabelled pixels
 STEPS = (0, 36, 72, 108, 144, 180, 216, 252)  # of each channel, where further colours are looked for
 
 
 def palette_of(classes: Sequence[str]) -> tuple[Colour, ...]:
-    """The colours that people know classes by, where they all have such (street scenes), or the default ones."""
-    known = dict(zip(street.CLASSES, street.PALETTE, strict=True))
-    return tuple(known[it] for it in classes) if known.keys() >= set(classes) else default_palette(len(classes))
+    """The colours that people know classes by, where one data set names them all, or the default ones."""
+    names = [_plain(it) for it in classes]
+    for known in KNOWN:
+        if known.keys() >= set(names):
+            return tuple(known[it] for it in names)
+    return default_palette(len(classes))
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+KNOWN: tuple[dict[str, Colour], ...] = tuple(
+    {_plain(name): colour for name, colour in zip(names, colours, strict=True)}
+    for names, colours in ((street.CLASSES, street.PALETTE), (street.CAMVID_CLASSES, street.CAMVID_PALETTE))
+)
 
 
 def default_palette(classes: int) -> tuple[Colour, ...]:

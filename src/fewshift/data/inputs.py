@@ -48,6 +48,8 @@ def as_support(support: Any, steps: Steps, augment: Augment | None, classes: Seq
         return Support(images, labels, names, augment)
     if isinstance(support, Scenes):
         support, steps = _with_steps(support, steps), None
+    if _is_columns(support):
+        support = _pairs(*support)
     try:
         pairs = [support[index] for index in range(len(support))]
         dense = any(_is_map(pair[1]) for pair in pairs)
@@ -135,9 +137,31 @@ def _is_map(label: Any) -> bool:
     return isinstance(label, Image.Image) or (isinstance(label, (Tensor, np.ndarray)) and label.ndim > 1)
 
 
+def _is_columns(support: Any) -> bool:
+    """Whether this is a list of images and one of labels, which have fewer dimensions, not a dataset of two pairs."""
+    if not isinstance(support, (tuple, list)) or len(support) != 2:
+        return False
+    if not all(isinstance(it, (tuple, list)) and len(it) for it in support):
+        return False
+    images, labels = ([_dimensions(it) for it in column] for column in support)
+    return min(images) > max(labels)
+
+
+def _pairs(images: Sequence[Any], labels: Sequence[Any]) -> list[tuple[Any, Any]]:
+    if len(images) != len(labels):
+        raise FewshiftError(f"there are {len(images)} images and {len(labels)} labels: give one for each")
+    return list(zip(images, labels, strict=True))
+
+
+def _dimensions(thing: Any) -> int:
+    if isinstance(thing, Image.Image):
+        return 3 if len(thing.getbands()) > 1 else 2
+    return thing.ndim if isinstance(thing, (Tensor, np.ndarray)) else 0
+
+
 def _scene(image: Any, label: Any, steps: Steps, index: int) -> tuple[Tensor, Tensor]:
     """One image and its label map; with a Preprocess, pictures are resized and cropped together."""
-    numbers = np.asarray(label) if isinstance(label, Image.Image) else label
+    numbers = np.array(label) if isinstance(label, Image.Image) else label
     if isinstance(steps, Preprocess) and isinstance(image, Image.Image):
         _check_sizes(image.size[::-1], tuple(np.shape(numbers)), index)
         return steps(image), steps.labels(numbers).long()
@@ -174,6 +198,8 @@ def _image(image: Any, steps: Steps) -> Tensor:
 
 def _labels(labels: Any) -> Tensor:
     try:
+        if isinstance(labels, np.ndarray) and not labels.flags.writeable:
+            labels = labels.copy()  # a tensor would share memory that is not to be written
         return torch.as_tensor(np.asarray(labels) if isinstance(labels, (list, tuple)) else labels)
     except (TypeError, ValueError, RuntimeError) as error:
         raise FewshiftError("labels are not numbers: give one class index, counted from 0, for each image") from error

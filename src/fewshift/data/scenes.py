@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from fewshift.data import street
@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 PALETTE_FILE = "palette.txt"
 VOID = frozenset({"void", "ignore", "unlabelled", "unlabeled"})  # names of what is not labelled
 COLOURED = frozenset({"RGB", "RGBA"})  # image modes
+BLACK: RGB = (0, 0, 0)
 MANY = 5  # values or colours that an error names
 
 
@@ -41,14 +42,15 @@ class Encoding:
     """How a label file becomes class numbers: by the value of a pixel, by its colour, or by what the file has.
 
     `values` maps what an index file stores and `colours` what a colour image shows to a class, or to 255. A file with
-    a colour table is an index file where `values` are given. What is not listed is an error, or ignored if not
-    `strict`; the value 255 is always ignored.
+    a colour table is an index file where `values` are given, unless its table is asked too. What is not listed is an
+    error, or ignored if not `strict`; the value 255 is always ignored.
     """
 
     values: Mapping[int, int] | None = None
     colours: Mapping[RGB, int] | None = None
     strict: bool = True
     first_channel: bool = False  # whether the values of a colour image are those of its first channel, as in SYNTHIA
+    ask_table: bool = False  # whether the colour table of a file is heard against its values, as with a palette file
 
     def __post_init__(self) -> None:
         if not self.values and not self.colours:
@@ -69,8 +71,9 @@ class Encoding:
                 stored = np.asarray(image.convert("RGB"))
             else:
                 stored = np.asarray(image.getchannel(0) if image.mode == "LA" else image)
+            table = _colour_table(image) if self.ask_table and image.mode == "P" else None
         try:
-            return self.decode(stored)
+            return self.decode(stored) if table is None else self._by_table(stored, table).decode(stored)
         except FewshiftError as error:
             raise FewshiftError(f"{file}: {error}") from error
 
@@ -89,6 +92,33 @@ class Encoding:
             raise FewshiftError(f"the labels are {stored.dtype}, not whole numbers: save class numbers")
         return self._looked_up(stored.astype(np.int64), {IGNORE: IGNORE, **(self.values or {})}, _unknown_values)
 
+    def _by_table(self, stored: Array, table: Sequence[RGB]) -> Encoding:
+        """The encoding of one file: a value is the class that its table paints it, or else the number of a line.
+
+        Colours decide if all that occur are the palette's. Black, of which tables are full where nothing was meant,
+        and the grey of a value's own number state nothing: by themselves they may agree with the lines, no more.
+        """
+        lines, colours = {IGNORE: IGNORE, **(self.values or {})}, self.colours or {}
+        mute = [(BLACK, (it, it, it)) for it in range(len(table))]
+        values = [it for it in np.unique(stored).tolist() if it != IGNORE or table[it] not in mute[it]]
+        painted = {it: colours[table[it]] for it in values if table[it] in colours}
+        stated = {it: number for it, number in painted.items() if table[it] not in mute[it]}
+        used = {it for it in values if it != IGNORE} | stated.keys()
+        numbered = used <= lines.keys()
+        if used == painted.keys() and (stated or not numbered):
+            return replace(self, values=painted)
+        heard = painted if used == painted.keys() else stated
+        if against := [it for it, number in heard.items() if numbered and lines[it] != number]:
+            colour = " ".join(map(str, table[against[0]]))
+            raise FewshiftError(
+                f"value {against[0]} is one class by its line of the palette and another by the colour {colour} that "
+                "the file's own table gives it: save class numbers without a colour table, or a colour image"
+            )
+        if stated and not numbered:
+            codes = np.array([_code(*it) for it in table])[stored[~np.isin(stored, [*painted, IGNORE])]]
+            raise _unknown_colours(codes, {_code(*it): number for it, number in colours.items()})
+        return self
+
     def _looked_up(
         self, codes: Array, known: Mapping[int, int], refusal: Callable[[Array, Mapping[int, int]], FewshiftError]
     ) -> Array:
@@ -105,6 +135,14 @@ class Encoding:
 
 def _code(red: int, green: int, blue: int) -> int:
     return red << 16 | green << 8 | blue
+
+
+def _colour_table(image: Image.Image) -> list[RGB]:
+    """The colour of each of 256 values; black where a table ends before."""
+    table = np.zeros((IGNORE + 1, 3), np.uint8)
+    own = np.array(image.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
+    table[: len(own)] = own
+    return [(red, green, blue) for red, green, blue in table.tolist()]
 
 
 def _low_bytes(image: Image.Image) -> Image.Image:
@@ -182,13 +220,20 @@ class Scenes:
         image, labels = open_image(file, self.preprocess.mode), self.encoding.read(label_file)
         if image.size != labels.shape[::-1]:
             sizes = [f"{width}x{height}" for width, height in (image.size, labels.shape[::-1])]
+            turned = image.size == labels.shape and _is_turned(file)
             raise FewshiftError(
-                f"{file} is {sizes[0]} pixels and {label_file} is {sizes[1]}: label every image in its own size"
+                f"{file} is {sizes[0]} pixels{' upright, by its EXIF orientation,' * turned} and {label_file} is "
+                f"{sizes[1]}: {'turn the labels too' if turned else 'label every image in its own size'}"
             )
         try:
             return self.preprocess.pixels(image), self.preprocess.labels(labels)
         except FewshiftError as error:
             raise FewshiftError(f"{file}: {error}") from error
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Width and height of one image as it was taken and labelled."""
+        with opened(self.label_files[index]) as image:
+            return image.size
 
     def original(self, index: int) -> Image.Image:
         """One image as it was taken, in colour."""
@@ -214,6 +259,12 @@ def joined_scenes(parts: Sequence[Scenes]) -> Scenes:
     return replace(first, files=files, label_files=tuple(file for it in parts for file in it.label_files))
 
 
+def _is_turned(file: Path) -> bool:
+    """Whether a photograph is shown upright in another orientation than it is stored in."""
+    with opened(file) as image:
+        return bool(image.getexif().get(ExifTags.Base.Orientation, 1) > 1)
+
+
 def _positions(indices: Tensor | Sequence[int]) -> Tensor:
     if isinstance(indices, Tensor) and indices.dtype == torch.bool:
         raise FewshiftError("indices are a mask: give the positions of its true values")
@@ -237,10 +288,11 @@ class Pairing:
         images = _by_name(image_files(self.images), self.images, self.image_end, wanted)
         labels = _by_name(_label_files(self.labels), self.labels, self.label_end, wanted)
         alone = [
-            f"{len(names)} of {len(those)} {kind} in {place} have no {other}, the first is {those[min(names)].name}"
+            f"{len(names)} of {len(those)} {kind}{'s' * (len(those) > 1)} in {place} "
+            f"{'has' if len(names) == 1 else 'have'} no {other}, the first is {those[min(names)].name}"
             for those, these, kind, place, other in (
-                (images, labels, "images", self.images, "label PNG"),
-                (labels, images, "label files", self.labels, "image"),
+                (images, labels, "image", self.images, "label PNG"),
+                (labels, images, "label file", self.labels, "image"),
             )
             if (names := those.keys() - these.keys())
         ]
@@ -300,6 +352,7 @@ def scene_folder(
 def scene_layout(root: str | Path) -> Pairing | None:
     """Where a folder has its images and labels; None for one that is no folder of scenes."""
     root = Path(root)
+    _refuse_labels(root)
     if (root / "images").is_dir() and (root / "labels").is_dir():
         return Pairing(root / "images", root / "labels")
     inside = root / "leftImg8bit" if (root / "leftImg8bit").is_dir() else root.absolute()
@@ -309,6 +362,15 @@ def scene_layout(root: str | Path) -> Pairing | None:
             ways = [Pairing(inside, labels, "_leftImg8bit", end) for end in CITYSCAPES]
             return next((way for way in ways if way.labelled()), ways[0])
     return None
+
+
+def _refuse_labels(root: Path) -> None:
+    """One sentence for the labels of Cityscapes, given in place of the images beside them."""
+    inside = root.absolute()
+    for labels in (inside, *inside.parents):
+        images = labels.parent / "leftImg8bit" / inside.relative_to(labels)
+        if labels.name == "gtFine" and images.is_dir():
+            raise FewshiftError(f"{root} has the labels of Cityscapes, not its images: give {images}")
 
 
 def read_palette(file: str | Path) -> list[tuple[str, RGB]]:
@@ -343,13 +405,18 @@ def _painted(file: Path, classes: Sequence[str] | None) -> tuple[tuple[str, ...]
             raise FewshiftError(f"{file} paints two classes {colour}, the second is {name!r}: give each its colour")
     values = {position: number_of.get(name, IGNORE) for position, (name, _) in enumerate(lines)}
     shown = {number_of[name]: colour for name, colour in reversed(lines) if name in number_of}
-    return names, Encoding(values, colours), shown
+    return names, Encoding(values, colours, ask_table=True), shown
 
 
 def _matched(own: Sequence[str], classes: Sequence[str] | None, whose: str) -> tuple[tuple[str, ...], list[int]]:
     """The names to use, and for each of `own` its position there."""
     if classes is None or tuple(classes) == tuple(map(str, range(len(own)))):
         return tuple(own), list(range(len(own)))
+    if tuple(classes) == tuple(map(str, range(len(classes)))):
+        raise FewshiftError(
+            f"{whose} names {len(own)} classes, and the network has {len(classes)} outputs without names: pass "
+            "--classes (classes=), a name for each output in their order"
+        )
     known = {_plain(name): number for number, name in enumerate(classes)}
     if unknown := [name for name in own if _plain(name) not in known]:
         raise FewshiftError(

@@ -25,7 +25,6 @@ from fewshift.tuning import FineTuning, Penalty, all_parameters, prepare, sgd, t
 
 STAGES = 4  # convolutions whose maps are watched
 ATTENTION_BATCHES = 4
-ATTENTION_BATCH = 32
 SOFTNESS = 5.0
 ATTENTION_HEAD = ((0.01, 6), (0.001, 4))  # rate and epochs: ten epochs, the rate cut to a tenth after six
 
@@ -100,14 +99,14 @@ class DeltaReg(FineTuning):
                 sgd(lr, weight_decay=1e-4),
                 bn="source_frozen",
                 epochs=epochs,
-                batch_size=ATTENTION_BATCH,
+                batch_size=support.minibatch(None),
                 seed=seed,
             )
             tuned = replace(network, model=model)
         model = trainable(tuned, "source_frozen")
         order = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))  # of all classes
-        part = order[: ATTENTION_BATCH * ATTENTION_BATCHES]
-        rises = filter_importance(model, watched, *support.part(part).chunks()[0], target.cost)
+        part = order[: support.minibatch(None) * ATTENTION_BATCHES]
+        rises = filter_importance(model, watched, support.part(part).chunks(support.minibatch(None)), target.cost)
         return {name: attention(rise) for name, rise in rises.items()}
 
     def _watched(self, network: Network, support: Support) -> list[str]:
@@ -172,10 +171,9 @@ def attention(rise: Tensor) -> Tensor:
 
 @torch.no_grad()
 def filter_importance(
-    model: nn.Module, names: list[str], images: Tensor, labels: Tensor, loss: Loss
+    model: nn.Module, names: list[str], pairs: list[tuple[Tensor, Tensor]], loss: Loss
 ) -> dict[str, Tensor]:
     """By how much the loss rises when a filter's weights are zero: one number per filter, averaged over batches."""
-    pairs = list(zip(images.split(ATTENTION_BATCH), labels.split(ATTENTION_BATCH), strict=True))
     base = sum(float(loss(logits_of(model(x)), y)) for x, y in pairs) / len(pairs)
     found = {}
     for name in names:
@@ -186,7 +184,7 @@ def filter_importance(
                 for channel in progress.track(range(layer.out_channels), f"filters of {name}"):
                     totals[channel] += float(loss(logits_of(run(partial(without, layer, channel))), y))
         rises = [total / len(pairs) - base for total in totals]
-        found[name] = torch.tensor(rises, dtype=torch.float32, device=images.device)
+        found[name] = torch.tensor(rises, dtype=torch.float32, device=pairs[0][0].device)
     return found
 
 

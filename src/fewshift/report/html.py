@@ -16,7 +16,7 @@ from fewshift.method import Needs
 from fewshift.methods import METHODS
 from fewshift.report import figures, words
 from fewshift.report.pages import rendered
-from fewshift.report.scenes import Scene, Scores, side_by_side, support_scenes
+from fewshift.report.scenes import Scene, Scores, change_of, side_by_side, support_scenes
 from fewshift.report.tables import Table
 from fewshift.version import __version__
 
@@ -51,6 +51,7 @@ def evaluation_page(
         path,
         "evaluation.html",
         scores=scores,
+        change_of=change_of,
         gained=side_by_side(gained, scores.classes, scores.palette, key="gained") if gained else None,
         lost=side_by_side(lost, scores.classes, scores.palette, key="lost") if lost else None,
         origin={**{key: it for key, it in origin.items() if it is not None}, **_versions()},

@@ -16,10 +16,13 @@ import numpy.typing as npt
 import torch
 from markupsafe import Markup
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor, nn
 
 from fewshift.data import Preprocess
 from fewshift.data.colours import VOID, Colour, palette_of
+from fewshift.data.preprocess import opened
+from fewshift.errors import FewshiftError
 from fewshift.files import whole
 from fewshift.losses import IGNORE
 from fewshift.metrics import accuracy, mean_iou, per_class_iou, pixel_tally
@@ -30,6 +33,7 @@ from fewshift.windows import label_map
 Palette = Sequence[Colour]
 
 WRONG: Colour = (214, 40, 57)
+ORIGIN = "fewshift"  # the key of a label file's note
 LARGEST = 480  # pixels of a thumbnail's longer side: sharp at a quarter of a wide page
 NAMED = 3  # classes that a picture's text names
 
@@ -47,11 +51,31 @@ def resized_labels(labels: Tensor, size: tuple[int, int]) -> Tensor:
     return labels if image.size == size else torch.from_numpy(np.array(image.resize(size, Image.Resampling.NEAREST)))
 
 
-def write_labels(path: str | Path, labels: Tensor, palette: Palette) -> Path:
-    """A PNG that programs read as class indices and people see in colours."""
+def write_labels(
+    path: str | Path, labels: Tensor, palette: Palette, *, origin: tuple[str, float] | None = None
+) -> Path:
+    """A PNG that programs read as class indices and people see in colours.
+
+    `origin`, words for what made these labels and how sure it was, is written into the file for `origin_of`.
+    """
+    notes = PngInfo()
+    if origin is not None:
+        notes.add_text(ORIGIN, f"{origin[0]} {origin[1]!r}")
     with whole(path) as draft:
-        indexed(labels, palette).save(draft, "png", optimize=True)
+        indexed(labels, palette).save(draft, "png", optimize=True, pnginfo=notes)
     return Path(path)
+
+
+def origin_of(path: str | Path) -> tuple[str, float] | None:
+    """What made the labels in a file, and how sure it was; None if the file is missing or does not tell."""
+    if not Path(path).is_file():
+        return None
+    try:
+        with opened(path) as image:
+            name, _, confidence = str(image.info.get(ORIGIN, "")).rpartition(" ")
+            return (name, float(confidence)) if name else None
+    except (FewshiftError, ValueError):
+        return None
 
 
 def write_overlay(path: str | Path, image: Image.Image, labels: Tensor, palette: Palette) -> Path:
@@ -170,6 +194,24 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """At which sizes (width, height) pixels were counted, and which their files have: a score depends on it."""
+
+    counted: Sequence[tuple[int, int]]
+    files: Sequence[tuple[int, int]]
+
+    def __str__(self) -> str:
+        same = list(self.files) == list(self.counted)
+        own = "the size of the files" if same else f"as the network sees them (files: {_extents(self.files)})"
+        return f"counted at {_extents(self.counted)} pixels, {own}"
+
+
+def _extents(sizes: Sequence[tuple[int, int]]) -> str:
+    told = [f"{width}x{height}" for width, height in sizes]
+    return told[0] if len(told) == 1 else f"{len(told)} sizes from {told[0]} to {told[-1]}"
+
+
+@dataclass(frozen=True)
 class Scores:
     """How right networks are on labelled scenes: one tally over all pixels each, and the IoU of every image."""
 
@@ -177,6 +219,7 @@ class Scores:
     tallies: Mapping[str, Tensor]
     images: Mapping[str, Sequence[float]]  # NaN for an image without a labelled pixel
     palette: Palette | None = None
+    sizes: Sizes | None = None
 
     @property
     def pixels(self) -> list[int]:
@@ -241,6 +284,11 @@ def image_iou(labels: Tensor, answer: Tensor, classes: int) -> float:
     return mean_iou(pixel_tally(labels.long(), answer.long(), classes))
 
 
+def change_of(scores: Sequence[float]) -> str:
+    """What the last is above the first, as the rounded numbers beside it say."""
+    return f"{round(scores[-1], 1) - round(scores[0], 1):+.1f}"
+
+
 def _percent(share: float) -> float | None:
     return None if math.isnan(share) else 100 * share
 
@@ -261,7 +309,7 @@ def _score(scene: Scene, classes: int) -> str:
     scores = [100 * known[name] for name in scene.answers]
     if any(map(math.isnan, scores)):
         return "no labelled pixel"
-    change = f" ({scores[-1] - scores[0]:+.1f})" if len(scores) > 1 else ""
+    change = f" ({change_of(scores)})" if len(scores) > 1 else ""
     return "mean IoU " + " \N{RIGHTWARDS ARROW} ".join(f"{it:.1f}" for it in scores) + change
 
 
