@@ -29,7 +29,7 @@ View = dict[str, Seen]
 
 def main(draws: int, data_root: Path | None, weights: Path | None) -> None:
     print(f"alarms in % of {draws} draws of N images")
-    print(f"{'':48}" + "".join(f"{f'N={count}':>7}" for count in COUNTS))
+    print(f"{'':58}" + "".join(f"{f'N={count}':>7}" for count in COUNTS))
     for source, other in (("mnist", "uci"), ("uci", "mnist")):
         show_digits(source, other, draws)
     if data_root is not None and weights is not None:
@@ -100,7 +100,7 @@ def show(what: str, seen: View, draws: int, source: View | None = None) -> None:
     for count in COUNTS:
         enough = size(seen) >= 2 * count + taken  # or all draws would be nearly the same
         cells.append(f"{rate(seen, count, draws, source):.1f}" if enough else "-")
-    print(f"{what:48}" + "".join(f"{it:>7}" for it in cells), flush=True)
+    print(f"{what:58}" + "".join(f"{it:>7}" for it in cells), flush=True)
 
 
 def rate(seen: View, count: int, draws: int, source: View | None) -> float:

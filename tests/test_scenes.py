@@ -401,9 +401,9 @@ def test_a_palette_names_classes_that_are_mere_numbers(painted: tuple[Path, np.n
 
 
 def save_table(path: Path, values: np.ndarray[Any, Any], table: Sequence[Sequence[int]]) -> None:
-    """An index file with a colour table."""
+    """An index file with a colour table, which ends in black: Pillow cuts values that have no colour."""
     image = Image.fromarray(values.astype(np.uint8))
-    image.putpalette(np.array(table, np.uint8).tobytes())
+    image.putpalette(np.array([*table, *[(0, 0, 0)] * (256 - len(table))], np.uint8).tobytes())
     image.save(path)
 
 
@@ -442,8 +442,12 @@ def test_a_table_that_shows_other_colours_leaves_values_the_numbers_of_lines(
 @pytest.mark.parametrize(
     ("values", "table", "told"),
     [
-        ([0, 1], [(0, 128, 0), (9, 9, 9)], "value 0 is one class by its line .* by the colour 0 128 0 that the file's"),
-        ([0, 0], [(0, 0, 0)], "value 0 is one class by its line of the palette and another by the colour 0 0 0"),
+        (
+            [0, 1],
+            [(0, 128, 0), (9, 9, 9)],
+            "value 0 means one thing by its number and another by the colour 0 128 0 that the file's",
+        ),
+        ([0, 0], [(0, 0, 0)], "value 0 means one thing by its number and another by the colour 0 0 0"),
         ([7, 8], [*GREY[:7], (0, 128, 0), (1, 2, 3)], r"colour 1 2 3 \(6 pixels\), not among the 5 of the palette"),
         ([7, 8], GREY, r"values 7 \(6 pixels\), 8 \(6 pixels\), outside the classes"),
     ],
@@ -455,6 +459,19 @@ def test_a_table_that_contradicts_the_lines_is_refused(
     save_table(root / "labels" / "index.png", np.array(values).repeat(6).reshape(3, 4), table)
     with pytest.raises(FewshiftError, match=rf"index.png: .*{told}"):
         scene_folder(root, AS_IS).encoding.read(root / "labels" / "index.png")
+
+
+def test_a_mask_of_black_and_white_is_not_taken_for_one_without_labels(painted: tuple[Path, Any]) -> None:
+    root, _ = painted
+    file = root / "labels" / "index.png"
+    save_table(file, pattern(9, 9, classes=2) * 255, GREY)
+    (root / "palette.txt").write_text("0 0 0 ground\n255 255 255 house\n")
+    with pytest.raises(
+        FewshiftError, match="value 255 means one thing by its number and another by the colour 255 255"
+    ):
+        scene_folder(root, AS_IS).encoding.read(file)
+    Image.fromarray(pattern(9, 9, classes=2) * 255).convert("RGB").quantize(2).save(file)
+    assert np.array_equal(scene_folder(root, AS_IS).encoding.read(file), pattern(9, 9, classes=2))
 
 
 def test_tables_are_not_asked_where_values_have_a_meaning_of_their_own(tmp_path: Path) -> None:

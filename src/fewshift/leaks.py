@@ -163,7 +163,7 @@ def fingerprints(images: Any, preprocess: Steps = None, names: Sequence[str] | N
     looks: list[tuple[Array, Array]] = []
     for portion in _portions(images if files is None else _read(files, preprocess)):
         content += [content_hash(image) for image in portion]
-        if _is_picture(portion[0]):
+        if len(portion) and _is_picture(portion[0]):
             looks.append(_look(portion))
     if not content:
         raise FewshiftError("there are no images to compare: give at least one")

@@ -163,9 +163,9 @@ class Seen:
         return Seen(self.mean[indices], self.var[indices])
 
 
-def look(model: nn.Module, pictures: Unlabelled, head: str | None = None, most: int = MOST) -> dict[str, Seen]:
-    """What every layer of the source network sees of the images, of `most` of them where there are more."""
-    count = min(most, len(pictures))
+def look(model: nn.Module, pictures: Unlabelled, head: str | None = None, most: int | None = None) -> dict[str, Seen]:
+    """What every layer of the source network sees of the images, of `most` (256) of them where there are more."""
+    count = min(most or MOST, len(pictures))
     chosen = torch.arange(count) * len(pictures) // count
     network = Network.of(model, pictures.batch(chosen[:1]), head)
     refuse_without_statistics(network)

@@ -1,7 +1,7 @@
 """A label for every pixel of an image of any size, seen whole or through a sliding window.
 
-Memory follows the window, not the image: of the canvas on which windows meet, only the rows that a coming window
-will still touch are kept.
+What a network computes follows the window, not the image: of the canvas on which windows meet, only the rows that a
+coming window will still touch are kept. The image and its answer, a byte and a float for each pixel, are kept whole.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -210,7 +212,7 @@ def _padded_size(window: Tensor, multiple: int) -> tuple[int, int]:
 
 
 def _pair(size: Size) -> tuple[int, int]:
-    sides = size if isinstance(size, (tuple, list)) else (size, size)
-    if len(sides) != 2 or not all(isinstance(it, int) and not isinstance(it, bool) for it in sides):
+    sides: Sequence[Any] = size if isinstance(size, (tuple, list)) else (size, size)
+    if len(sides) != 2 or not all(isinstance(it, Integral) and not isinstance(it, bool) for it in sides):
         raise FewshiftError(f"a size of {size!r} pixels: give a whole number, or two as (height, width)")
-    return sides[0], sides[1]
+    return int(sides[0]), int(sides[1])

@@ -234,7 +234,7 @@ def predict(
 
     loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
     where = scene_layout(images)
-    root = images if where is None else where.images  # label files are pictures too
+    root = images if where is None or where.images == images.absolute() else where.images  # labels are pictures too
     steps, files, view, output = (
         _preprocess(loaded),
         image_files(root),

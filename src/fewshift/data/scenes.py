@@ -99,20 +99,21 @@ class Encoding:
         and the grey of a value's own number state nothing: by themselves they may agree with the lines, no more.
         """
         lines, colours = {IGNORE: IGNORE, **(self.values or {})}, self.colours or {}
-        mute = [(BLACK, (it, it, it)) for it in range(len(table))]
-        values = [it for it in np.unique(stored).tolist() if it != IGNORE or table[it] not in mute[it]]
+        values = np.unique(stored).tolist()
         painted = {it: colours[table[it]] for it in values if table[it] in colours}
-        stated = {it: number for it, number in painted.items() if table[it] not in mute[it]}
-        used = {it for it in values if it != IGNORE} | stated.keys()
-        numbered = used <= lines.keys()
-        if used == painted.keys() and (stated or not numbered):
+        stated = {it: number for it, number in painted.items() if table[it] not in (BLACK, (it, it, it))}
+        used = set(values) - {IGNORE} | painted.keys()
+        numbered, known = used <= lines.keys(), used == painted.keys()
+        doubtful = IGNORE not in stated and painted.get(IGNORE, IGNORE) != IGNORE
+        if known and (stated or not numbered) and not doubtful:
             return replace(self, values=painted)
-        heard = painted if used == painted.keys() else stated
-        if against := [it for it, number in heard.items() if numbered and lines[it] != number]:
+        one_each = len({table[it] for it in used}) == len(used)  # what is all black is not painted
+        heard = painted if doubtful or (known and one_each) else stated
+        if against := [it for it, number in heard.items() if (numbered or it == IGNORE) and lines[it] != number]:
             colour = " ".join(map(str, table[against[0]]))
             raise FewshiftError(
-                f"value {against[0]} is one class by its line of the palette and another by the colour {colour} that "
-                "the file's own table gives it: save class numbers without a colour table, or a colour image"
+                f"value {against[0]} means one thing by its number and another by the colour {colour} that the "
+                "file's own table gives it: save class numbers without a colour table, or a colour image"
             )
         if stated and not numbered:
             codes = np.array([_code(*it) for it in table])[stored[~np.isin(stored, [*painted, IGNORE])]]
