@@ -9,13 +9,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from core import fastest, show
 from fewshift import LCCS, Network, Support, Target
 from fewshift.losses import cross_entropy
 from fewshift.methods.lccs import Start
@@ -37,25 +37,10 @@ def main() -> None:
     show("an epoch of LCCS / of training BatchNorm at batch 1", found["lccs"] / found["training"], "<= 1.10")
 
 
-def show(what: str, ratio: float, goal: str) -> None:
-    print(f"{what}: {ratio:.3f} (goal {goal})", flush=True)
-
-
 def alone(side: str) -> int:
     """The largest memory that one side ever holds, in a fresh process."""
     done = subprocess.run([sys.executable, __file__, side], check=True, capture_output=True, text=True)
     return int(done.stdout)
-
-
-def fastest(rounds: int, **works: Callable[[], object]) -> dict[str, float]:
-    """Seconds of each piece of work, the fastest of interleaved rounds."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            began = time.perf_counter()
-            work()
-            times[name].append(time.perf_counter() - began)
-    return {name: min(values) for name, values in times.items()}
 
 
 def network() -> nn.Module:

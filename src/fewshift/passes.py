@@ -25,6 +25,7 @@ from fewshift.statistics import (
     Normal,
     Rule,
     SourceLayer,
+    before_layers,
     concatenated,
     moments,
     normalised,
@@ -133,22 +134,17 @@ class _Meeting:
     def attend(self, index: int, images: Tensor) -> Tensor:
         """Pass one chunk."""
         working = self._copies[index]
-        hooks = [
-            working.get_submodule(layer.name).register_forward_pre_hook(
-                lambda _, args, name=layer.name: self._arrive(index, name, moments(args[0]))
-            )
-            for layer in self._network.layers
-        ]
-        with self._turn, torch.no_grad():  # the mode is each thread's own
+
+        def hook(name: str, _: _BatchNorm, inputs: Tensor) -> None:
+            self._arrive(index, name, moments(inputs))
+
+        with self._turn, torch.no_grad(), before_layers(self._network, working, hook):  # each thread has its own mode
             try:
                 return logits_of(working(images))
             except BaseException:
                 self._failed = True
                 self._turn.notify_all()
                 raise
-            finally:
-                for hook in hooks:
-                    hook.remove()
 
     def _arrive(self, index: int, name: str, seen: Moments) -> None:
         self._here[index] = name, seen
@@ -216,17 +212,8 @@ def _following(
         if order[1] is not None:
             write_affine(module, source[name], order[1])
 
-    handles = [
-        working.get_submodule(layer.name).register_forward_pre_hook(
-            lambda module, args, name=layer.name: hook(name, module, args[0])
-        )
-        for layer in network.layers
-    ]
-    try:
+    with before_layers(network, working, hook):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 ONE_BATCH, IN_STEP, LAYER_BY_LAYER = "one batch", "chunks in step", "chunks, layer by layer"

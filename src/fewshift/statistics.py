@@ -175,6 +175,15 @@ def normalising(network: Network, working: nn.Module, source: Mapping[str, Sourc
         if normal is not None:
             write_affine(module, source[name], normal)
 
+    with before_layers(network, working, hook):
+        yield
+
+
+@contextmanager
+def before_layers(
+    network: Network, working: nn.Module, hook: Callable[[str, _BatchNorm, Tensor], None]
+) -> Iterator[None]:
+    """Within the block, `hook(name, layer, input)` is called before a BatchNorm layer of the working copy runs."""
     handles = [
         working.get_submodule(layer.name).register_forward_pre_hook(
             lambda module, args, name=layer.name: hook(name, module, args[0])
