@@ -27,8 +27,9 @@ estimated from the images and shrunk to a guess. The threshold is the distributi
 two samples, and the variance is that within both. It matters for networks that were trained with strong augmentation:
 they remember augmented images, from which plain ones of the source are as far as those of another place can be.
 
-The constants were set on six networks (two on digits, four on PACS) so that images of the source raise an alarm in at
-most about 5 % of draws for every N; docs/trust.md has the rates, `benchmarks/shift.py` measures them again.
+The constants were set on six networks (two on digits, four on PACS) so that random images of the source raise an alarm
+in at most 5 % of draws, whatever N is; of a mixture of domains it was up to 7 % for five images, nearly all of them
+draws of one domain. docs/trust.md has the rates, `benchmarks/shift.py` measures them again.
 """
 
 from __future__ import annotations
