@@ -187,7 +187,7 @@ def test_an_image_without_labelled_pixels_contributes_nothing(name):
 def test_every_few_shot_method_takes_pixel_labels_and_returns_the_plain_network(name, support):
     model = street()
     before = copy.deepcopy(model.state_dict())
-    result = fewshift.adapt(model, support, method=METHODS[name]())
+    result = fewshift.adapt(model, support, method=METHODS[name](), validate=None)
     assert type(result.model) is type(model)
     model.load_state_dict(result.model.state_dict(), strict=True)
     assert torch.isfinite(result.model(support.images[0][None])["out"]).all()
@@ -246,7 +246,7 @@ def test_networks_of_the_libraries_are_adapted_merged_loaded_and_used(name, tmp_
     torch.manual_seed(0)
     model = networks()[name]().eval()
     support = scenes(2, (64, 64))
-    result = fewshift.adapt(model, support, method=LCCS(grid=3, epochs=1))
+    result = fewshift.adapt(model, support, method=LCCS(grid=3, epochs=1), validate=None)
     file = result.delta.save(tmp_path / "street.safetensors")
     applied = fewshift.apply(model, file)
     fresh = networks()[name]().eval()
@@ -305,7 +305,7 @@ def test_labels_of_another_size_than_the_image_are_refused():
 
 def test_different_sizes_in_one_minibatch_are_refused():
     with pytest.raises(FewshiftError, match=r"images of 3 different sizes .* take one at a time"):
-        fewshift.adapt(street(), mixed_sizes(), method=LCCS(batch_size=3))
+        fewshift.adapt(street(), mixed_sizes(), method=LCCS(batch_size=3), validate=None)
 
 
 class Divisible(Street):
@@ -320,7 +320,7 @@ class Divisible(Street):
 def test_a_network_that_wants_multiples_is_given_padded_images():
     torch.manual_seed(0)
     model, support = unsettle(Divisible()), scenes(3, (20, 24))
-    result = fewshift.adapt(model, support, method=LCCS(epochs=1))
+    result = fewshift.adapt(model, support, method=LCCS(epochs=1), validate=None)
     assert result.support.images.shape == (3, 3, 32, 32)
     assert torch.equal(result.support.images[:, :, :20, :24], support.images)
     assert (result.support.labels[:, 20:] == 255).all()
@@ -368,7 +368,7 @@ def test_several_outputs_without_a_known_name_are_refused():
 def test_an_augmentation_of_images_alone_is_refused_for_pixels():
     support = scenes(2)
     with pytest.raises(FewshiftError, match=r"augment cannot be called .* let it take \(image, labels\)"):
-        fewshift.adapt(street(), support, method=LCCS(epochs=1), augment=lambda image: image)
+        fewshift.adapt(street(), support, method=LCCS(epochs=1), augment=lambda image: image, validate=None)
 
 
 def test_checkpoints_with_an_auxiliary_head_are_loaded(tmp_path):
@@ -385,7 +385,7 @@ def test_checkpoints_with_an_auxiliary_head_are_loaded(tmp_path):
 
 def test_nearest_centroids_are_for_images():
     with pytest.raises(FewshiftError, match="nearest centroids classify images, not pixels"):
-        fewshift.adapt(street(), scenes(), method=LCCS(classifier="ncc"))
+        fewshift.adapt(street(), scenes(), method=LCCS(classifier="ncc"), validate=None)
 
 
 def test_an_augmentation_of_pixels_changes_image_and_labels_alike():

@@ -286,7 +286,7 @@ def adapted(count: int, method: str = "lccs") -> Adaptation:
     images = torch.rand(count, 3, 8, 10, generator=generator) * 4 - 2
     labels = torch.randint(0, 3, (count, 8, 10), generator=generator)
     steps = Preprocess(None, None, (0.5,) * 3, (0.25,) * 3)
-    return adapt(labeller(), Support(images, labels, CLASSES[:3]), method=method, preprocess=steps)
+    return adapt(labeller(), Support(images, labels, CLASSES[:3]), method=method, preprocess=steps, validate=None)
 
 
 @pytest.mark.parametrize("count", [2, PICTURED + 2])

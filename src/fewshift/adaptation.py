@@ -18,13 +18,17 @@ from fewshift.data import Preprocess
 from fewshift.data.inputs import as_support, as_unlabelled
 from fewshift.delta import Delta
 from fewshift.errors import FewshiftError
+from fewshift.evidence import Gain
+from fewshift.judgement import Accept, Evidence, check_accept, decide, gather
+from fewshift.leaks import refuse_leaks
 from fewshift.losses import Loss, cross_entropy
 from fewshift.method import Method, Needs
-from fewshift.methods import METHODS
+from fewshift.methods import LCCS, METHODS
 from fewshift.network import Layer, Network, Skipped, like, list_layers
 from fewshift.target import Augment, Support, Target, Unlabelled, checked_seed
 from fewshift.version import __version__
 
+INSIDE = ("cv", "loo")  # ways to get evidence from the support itself
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
 
 
@@ -48,7 +52,8 @@ class Adaptation:
     method: Method
     accepted: bool
     reason: str
-    gain: None  # evidence on held-out images; None while nothing is held out
+    evidence: Evidence
+    candidate: nn.Module  # the adapted network, whether it was accepted or not
     layers: tuple[LayerReport, ...]
     notes: dict[str, Any]
     support: Support | None
@@ -58,12 +63,25 @@ class Adaptation:
     seed: int
     seconds: float
 
+    @property
+    def gain(self) -> Gain | None:
+        """What held-out images say; None where nothing could be, or was to be, held out."""
+        return self.evidence.gain
+
     @cached_property
     def delta(self) -> Delta:
-        """What changed, and nothing else."""
+        """What changed, and nothing else: nothing if the adaptation was rejected."""
+        return self._delta(self.model)
+
+    @cached_property
+    def candidate_delta(self) -> Delta:
+        """What would have changed, had it been accepted."""
+        return self._delta(self.candidate)
+
+    def _delta(self, model: nn.Module) -> Delta:
         return Delta.between(
             self.source,
-            self.model,
+            model,
             method=self.method.name,
             settings=self.method.settings(),
             classes=self.classes,
@@ -91,8 +109,8 @@ def adapt(
     augment: Augment | None = None,
     classes: Sequence[str] | None = None,
     head: str | None = None,
-    validate: None = None,
-    accept: str = "always",
+    validate: Any = "cv",
+    accept: Accept = "not-worse",
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: progress_.Listener | None = None,
@@ -102,15 +120,18 @@ def adapt(
     `support` is a pair of tensors (images, labels), a dataset of such pairs, or a folder of class folders (then
     `preprocess` says how an image becomes a tensor); None for a method that looks at `unlabelled` images alone, which
     are a tensor, a dataset or a folder. Without `classes`, folders in alphabetical order are the network's outputs.
-    The given model is never changed, nor is the global random
-    state; the same arguments and seed give the same result.
+
+    `validate` is where the evidence comes from: "cv" (the support, cross-validated), "loo" (one image left out at a
+    time), labelled images of the target that are not in the support, or None. `accept` is the guard: "not-worse"
+    unless the evidence is against it, "better", a number of points that the whole interval has to exceed, a callable
+    that is shown the gain, or "always". What is rejected comes back as the source network.
+
+    The name "lccs" alone, cross-validated, stands for LCCS(classifier="evidence"). The given model is never changed,
+    nor is the global random state; the same arguments and seed give the same result.
     """
     began = time.perf_counter()
-    if validate is not None:
-        raise FewshiftError(f"validate={validate!r} is not available yet: pass validate=None")
-    if accept != "always":
-        raise FewshiftError(f"accept={accept!r} needs validation, which is not available yet: pass accept='always'")
-    chosen = method_of(method)
+    check_accept(accept)
+    chosen = _recommended(method) if _is_word(validate, "cv") else method_of(method)
     if chosen.needs is Needs.STREAM:
         raise FewshiftError(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
@@ -129,15 +150,22 @@ def adapt(
         images = target.some_images(chosen.name, wanted)
         network, target = _fitting(model, target, images, head)
         home = like(network.model, images).device
-        fitted = chosen.fit(network if device is None else _moved(network, device), target, seed)
+        network_there = network if device is None else _moved(network, device)
+        fitted = chosen.fit(network_there, target, seed)
+        inside = validate is None or _is_word(validate, *INSIDE)
+        given = validate if inside else _labelled(validate, preprocess, target, classes)
+        evidence = gather(network_there, target, chosen, fitted, given, seed)
+    verdict = decide(accept, evidence)
     names = None if classes is None else tuple(classes)
+    candidate = fitted.predictor.to(home)
     return Adaptation(
-        model=fitted.predictor.to(home),
+        model=candidate if verdict.accepted else network.with_tensors({}),
         source=model,
         method=chosen,
-        accepted=True,
-        reason="accepted without validation, as asked (accept='always')",
-        gain=None,
+        accepted=verdict.accepted,
+        reason=verdict.reason,
+        evidence=evidence,
+        candidate=candidate,
         layers=_layer_reports(network.layers, network.skipped, fitted.layers),
         notes=fitted.notes,
         support=target.support,
@@ -176,6 +204,28 @@ def inspect(model: nn.Module, images: Tensor | None = None, head: str | None = N
     network = list_layers(model) if images is None else Network.of(model, images, head)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Inspection(type(model).__name__, parameters, network.layers, network.skipped, network.head, network.classes)
+
+
+def _recommended(method: str | Method | type[Method]) -> Method:
+    """A name alone stands for the settings that did best where evidence is gathered."""
+    return LCCS(classifier="evidence") if method == LCCS.name else method_of(method)
+
+
+def _labelled(given: Any, preprocess: Any, target: Target, classes: Sequence[str] | None) -> Support:
+    """Labelled images to judge by, none of which is in the support."""
+    own = target.support.classes if target.support is not None else None
+    if isinstance(given, str) and not Path(given).exists():
+        raise FewshiftError(
+            f"validate={given!r} is neither a way nor a folder: choose 'cv', 'loo' or None, or give labelled images"
+        )
+    labelled = as_support(given, preprocess, None, classes or own)
+    if target.support is not None:
+        refuse_leaks(target.support.images, labelled.images)
+    return labelled
+
+
+def _is_word(value: Any, *words: str) -> bool:
+    return isinstance(value, str) and value in words
 
 
 def method_of(method: str | Method | type[Method]) -> Method:

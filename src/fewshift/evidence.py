@@ -98,7 +98,10 @@ def gathered(
 
     What is `adapted` is chosen among the others, or is the source where there is no other.
     """
-    answers = [answer(*split) for split in progress.track(splits(support, folds), "cross-validation")]
+    answers = []
+    for split in progress.track(splits(support, folds), "cross-validation"):
+        with progress.told_to(_nobody):  # each fold is one step of what is told
+            answers.append(answer(*split))
     names = [name for name in answers[0] if all(name in it for it in answers)]
     candidates = {name: torch.cat([it[name].double().cpu() for it in answers]) for name in names}
     images = torch.cat(list(folds))
@@ -106,6 +109,10 @@ def gathered(
     labels = support.targets[images.to(support.targets.device)].cpu()
     held = HeldOut(labels, images, numbers, candidates[SOURCE], candidates[SOURCE], candidates)
     return replace(held, adapted=chosen_without_own_fold(held))
+
+
+def _nobody(what: str, done: int, total: int) -> None:
+    del what, done, total
 
 
 # choice

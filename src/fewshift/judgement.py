@@ -30,6 +30,21 @@ class Evidence:
     words: str = ""  # why there is none, or what is weak about it
 
 
+def gather(
+    network: Network, target: Target, method: Method, fitted: Fitted, validate: str | Support | None, seed: int
+) -> Evidence:
+    """The evidence that was asked for."""
+    if isinstance(validate, Support):
+        return on_labelled(network, fitted.predictor, validate)
+    if validate is None:
+        return Evidence(None, words="nothing was held out, as asked (validate=None)")
+    if target.support is None:
+        return Evidence(None, words="there are no labels to judge by")
+    if fitted.held is not None and validate == "cv":
+        return own_evidence(fitted, target.support)
+    return cross_validated(network, target, method, validate, seed)
+
+
 def cross_validated(network: Network, target: Target, method: Method, kind: str, seed: int) -> Evidence:
     """Adapt once for each fold, without it, and ask both networks about it."""
     support = target.need_support(method.name).checked(network.output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +27,7 @@ from fewshift.errors import FewshiftError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fewshift.adaptation import Adaptation
     from fewshift.data import ImageFolder
     from fewshift.method import Method
     from fewshift.models import Loaded
@@ -140,6 +141,15 @@ def adapt(
         int | None,
         typer.Option(min=1, help="Use this many images per class (with pixel labels: in all), drawn with --seed."),
     ] = None,
+    validate: Annotated[
+        str, typer.Option(help="Where the evidence comes from: cv, loo, none, or a folder of other labelled images.")
+    ] = "cv",
+    accept: Annotated[
+        str, typer.Option(help="not-worse, better, always, or a number of points that the interval has to exceed.")
+    ] = "not-worse",
+    write_rejected: Annotated[
+        bool, typer.Option("--write-rejected", help="Write the delta of a rejected adaptation too.")
+    ] = False,
     head: Annotated[str | None, typer.Option(help="The name of the last linear layer, if it is not found.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     classes: Classes = None,
@@ -149,7 +159,7 @@ def adapt(
     std: Std = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a network to the place that the support images come from."""
+    """Fit a network to the place that the support images come from; exit code 3 if the source network is better."""
     import fewshift
 
     chosen = _method(method, setting or [])
@@ -167,29 +177,62 @@ def adapt(
         result = fewshift.adapt(
             loaded.model,
             labelled,
-            method=chosen,
+            method=chosen if setting else method,
             unlabelled=unlabelled,
             preprocess=_preprocess(loaded),
             classes=None if labelled else loaded.classes,
+            validate=None if validate == "none" else validate,
+            accept=_condition(accept),
             head=head,
             seed=seed,
             progress=tell,
         )
+    wanted = out is not None and (result.accepted or write_rejected)
     written = {
-        "delta": None if out is None else str(result.delta.save(out)),
+        "delta": str(result.candidate_delta.save(out)) if out is not None and wanted else None,
         "report": None if report is None else str(result.report(report)),
     }
     if as_json:
-        layers = [{"name": it.name, "skipped": it.skipped, **(it.details or {})} for it in result.layers]
-        facts = {"accepted": result.accepted, "reason": result.reason, "method": chosen.name, "seconds": result.seconds}
-        print_json(facts | {"settings": chosen.settings(), "notes": result.notes, "layers": layers} | written)
-        return
+        _print_adaptation(result, written)
+    else:
+        _tell_adaptation(result, written)
+    if not result.accepted:
+        raise typer.Exit(3)
+
+
+def _condition(text: str) -> str | float:
+    """A word, or a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _print_adaptation(result: Adaptation, written: Mapping[str, str | None]) -> None:
+    from dataclasses import asdict
+
+    layers = [{"name": it.name, "skipped": it.skipped, **(it.details or {})} for it in result.layers]
+    print_json(
+        {
+            "accepted": result.accepted,
+            "reason": result.reason,
+            "gain": None if result.gain is None else asdict(result.gain),
+            "method": result.method.name,
+            "settings": result.method.settings(),
+            "seconds": result.seconds,
+            "notes": result.notes,
+            "layers": layers,
+            **written,
+        }
+    )
+
+
+def _tell_adaptation(result: Adaptation, written: Mapping[str, str | None]) -> None:
     from fewshift.report import words
 
     count = sum(it.skipped is None for it in result.layers)
-    typer.echo(
-        f"{chosen.name}: {words.given(result)}, {count} BatchNorm layers, {result.seconds:.1f} s; {result.reason}"
-    )
+    typer.echo(f"{result.method.name}: {words.given(result)}, {count} BatchNorm layers, {result.seconds:.1f} s")
+    typer.echo(result.reason)
     if result.notes.get("classifier"):
         typer.echo(f"blend v = {number(result.notes['v'])}, classifier: {result.notes['classifier']}")
     for skipped in (it for it in result.layers if it.skipped):

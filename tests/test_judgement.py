@@ -1,0 +1,153 @@
+"""Evidence for an adaptation, and the guard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fewshift
+from fewshift import LCCS, METHODS, FewshiftError, Support
+from fewshift.evidence import Gain, gain_from
+from fewshift.judgement import Evidence, decide
+from fewshift.methods.finetune import L2
+from tests.conftest import make_support, make_tiny
+from tests.test_dense import scenes, street
+
+SUPPORT = make_support(5)
+FAST = LCCS(classifier="evidence", grid=3, epochs=2)
+
+
+def gain(*changes: float, loss: float = 0.0) -> Gain:
+    change = torch.tensor(changes)
+    return gain_from(torch.arange(len(change)), change * 0, change, torch.full((len(change),), loss))
+
+
+@pytest.mark.parametrize(
+    ("accept", "changes", "accepted"),
+    [
+        ("always", [-1] * 9, True),
+        ("not-worse", [1, 1, -1, 0, 0, 0], True),
+        ("not-worse", [-1, -1, 1, 0, 0, 0], False),
+        ("better", [1] * 20, True),
+        ("better", [1, -1, 1, 0, 0, 0], False),
+        (50, [1] * 30, True),
+        (50, [1, 0] * 15, False),
+        (-30.0, [0] * 20, True),
+        (lambda it: it.wins > 2, [1, 1, 1, -1, -1], True),
+        (lambda it: it.wins > 2, [1, 1, 0, 0, 0], False),
+    ],
+)
+def test_the_guard_asks_what_it_was_told_to_ask(accept, changes, accepted):
+    verdict = decide(accept, Evidence(gain(*changes)))
+    assert verdict.accepted is accepted
+    assert verdict.reason.startswith("accepted" if accepted else "rejected")
+
+
+def test_without_evidence_only_the_mild_guard_accepts():
+    nothing = Evidence(None, words="there are no labels to judge by")
+    assert decide("not-worse", nothing).accepted
+    assert not decide("better", nothing).accepted
+    assert "there are no labels" in decide(3, nothing).reason
+
+
+def test_what_is_rejected_comes_back_as_the_source():
+    model = make_tiny()
+    result = fewshift.adapt(model, SUPPORT, method=FAST, accept=1000)
+    assert not result.accepted
+    assert result.reason.startswith("rejected: of ")
+    assert all(torch.equal(model.state_dict()[name], it) for name, it in result.model.state_dict().items())
+    assert result.delta.bits == {}
+    assert result.model is not model
+
+
+def test_what_was_rejected_can_still_be_had():
+    result = fewshift.adapt(make_tiny(), SUPPORT, method=L2(epochs=3), accept=1000)
+    kept = fewshift.adapt(make_tiny(), SUPPORT, method=L2(epochs=3), accept="always", validate=None)
+    assert result.candidate_delta.adapted == kept.delta.adapted
+
+
+@pytest.mark.parametrize("name", ["l2", "adabn", "finetune-head", "lccs", "flute", "source"])
+def test_every_method_is_judged_on_images_it_was_not_adapted_to(name):
+    settings = {} if name in ("adabn", "source") else {"epochs": 2}
+    result = fewshift.adapt(make_tiny(), SUPPORT, method=METHODS[name](**settings))
+    assert result.gain.images == len(SUPPORT)
+    assert result.gain.predictions == len(SUPPORT)
+    if name == "source":
+        assert (result.gain.wins, result.gain.losses, result.gain.point) == (0, 0, 0)
+
+
+def test_cross_validation_is_adapting_by_hand_without_a_fold():
+    from fewshift.evidence import folds_of, splits
+
+    method = L2(epochs=2)
+    result = fewshift.adapt(make_tiny(), SUPPORT, method=method, seed=4)
+    right = {}
+    for (kept, out), fold in zip(splits(SUPPORT, folds_of(SUPPORT, "cv", 4)), folds_of(SUPPORT, "cv", 4), strict=True):
+        model = method.adapt(make_tiny(), fewshift.Target(kept), seed=4)
+        right |= dict(zip(fold.tolist(), (model(out.images).argmax(1) == out.labels).tolist(), strict=True))
+    assert result.gain.after == pytest.approx(100 * sum(right.values()) / len(right))
+
+
+def test_leaving_one_out_asks_about_every_image_once():
+    result = fewshift.adapt(make_tiny(), make_support(2), method=L2(epochs=1), validate="loo")
+    assert (result.gain.images, result.gain.predictions) == (6, 6)
+
+
+def test_labelled_images_of_ones_own_are_the_evidence():
+    model, others = make_tiny(), make_support(20, seed=9)
+    result = fewshift.adapt(model, SUPPORT, method=L2(epochs=3), validate=others, accept="always")
+    before, after = ((it(others.images).argmax(1) == others.labels).double() for it in (model, result.model))
+    assert result.gain.point == pytest.approx(100 * float((after - before).mean()))
+    assert (result.gain.wins, result.gain.losses) == (int((after > before).sum()), int((after < before).sum()))
+
+
+def test_a_support_image_among_the_evaluation_images_is_a_leak():
+    others = make_support(20, seed=9)
+    images = torch.cat([others.images, SUPPORT.images[3:4]])
+    labels = torch.cat([others.labels, SUPPORT.labels[3:4]])
+    with pytest.raises(FewshiftError, match="1 of the 15 support images is also among the 61 evaluation images"):
+        fewshift.adapt(make_tiny(), SUPPORT, method=L2(epochs=1), validate=Support(images, labels))
+
+
+def test_one_shot_is_weak_evidence_and_says_so():
+    result = fewshift.adapt(make_tiny(), make_support(1), method=FAST)
+    assert result.gain.weak
+    assert "classes have a single image" in result.evidence.words
+
+
+def test_what_cannot_do_without_a_class_has_no_evidence():
+    result = fewshift.adapt(make_tiny(), make_support(1), method=METHODS["flute"](epochs=1))
+    assert result.gain is None
+    assert "flute cannot do without the images that were held out" in result.reason
+    assert result.accepted
+
+
+def test_unlabelled_images_alone_are_no_evidence():
+    result = fewshift.adapt(make_tiny(), None, method="adabn", unlabelled=SUPPORT.images)
+    assert result.gain is None
+    assert result.reason == "accepted without evidence: there are no labels to judge by"
+
+
+def test_pixels_are_judged_image_by_image():
+    model, support = street(), scenes(4)
+    result = fewshift.adapt(model, support, method=L2(epochs=1), accept="always")
+    assert result.gain.images == 4
+    with torch.no_grad():
+        answers = model(support.images)["out"].argmax(1)
+    shares = [(a == y)[y != 255].double().mean() for a, y in zip(answers, support.labels, strict=True)]
+    assert result.gain.before == pytest.approx(100 * float(torch.stack(shares).mean()))
+
+
+def test_the_name_alone_chooses_by_evidence():
+    result = fewshift.adapt(make_tiny(), SUPPORT)
+    assert result.method == LCCS(classifier="evidence")
+    assert fewshift.adapt(make_tiny(), SUPPORT, validate=None).method == LCCS()
+
+
+def test_judging_changes_nothing_about_the_adapted_network():
+    one = fewshift.adapt(make_tiny(), SUPPORT, method=L2(epochs=2), accept="always")
+    other = fewshift.adapt(make_tiny(), SUPPORT, method=L2(epochs=2), accept="always", validate=None)
+    assert all(torch.equal(it, other.model.state_dict()[name]) for name, it in one.model.state_dict().items())
+    assert replace(one.gain) == one.gain
