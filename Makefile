@@ -22,6 +22,8 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/whitening.py
 	$(BIN)/python benchmarks/segmentation.py
+	$(BIN)/python benchmarks/trust.py
+	$(BIN)/python benchmarks/shift.py
 
 docs: $(VENV)/.base
 	$(BIN)/python -m fewshift.catalogue > docs/methods.md

@@ -183,6 +183,14 @@ def test_a_page_says_that_nothing_was_held_out(lccs: Adaptation, lccs_page: Page
     assert lccs.reason in lccs_page.words
 
 
+def test_a_page_tells_the_evidence_in_plain_words(folder: Path) -> None:
+    result = adapt(network(), (torch.randn(12, 3, 8, 8), torch.arange(12) % 3), method=LCCS(grid=3, epochs=1))
+    page = Page(adaptation_page(result, folder / "evidence.html"))
+    assert result.gain is not None
+    assert f"f 12 held-out images, {result.gain.wins} became right and {result.gain.losses} became wrong" in page.words
+    assert "none was held out" not in page.words
+
+
 def test_classes_without_an_image_are_named(lccs_page: Page) -> None:
     assert "Without any image: never ? seen." in lccs_page.words
 
