@@ -22,6 +22,7 @@ from fewshift import cli, models
 from fewshift.data import digits
 from fewshift.data.collections import COLLECTIONS
 from fewshift.sources import ALGORITHMS, ERM
+from fewshift.sources.checkpoint import Checkpoint
 from fewshift.sources.recipes import find_recipe
 from tests.conftest import make_tiny, same_state
 
@@ -101,10 +102,10 @@ def test_a_killed_training_goes_on_to_the_same_bits(run, tmp_path):
 
     refused = run(*UCI, "--out", "killed.safetensors")
     assert refused.code == 1
-    assert refused.stderr.endswith("is an unfinished training: go on with --resume, or remove it\n")
+    assert refused.stderr.endswith("is an unfinished training: go on with --resume, or begin anew with --overwrite\n")
     other = run(*UCI, "--out", "killed.safetensors", "--resume", "--lr", "0.2")
     assert other.code == 1
-    assert "has recipe lr 0.1 and this one 0.2: resume it as it was begun, or remove the file" in other.stderr
+    assert "has recipe lr 0.1 and this one 0.2: resume it as it was begun" in other.stderr
 
     resumed = run(*UCI, "--out", "killed.safetensors", "--resume")
     assert resumed.code == 0, resumed.stderr
@@ -118,6 +119,55 @@ def test_a_killed_training_goes_on_to_the_same_bits(run, tmp_path):
     assert again.code == 0
     assert again.stdout == resumed.stdout
     assert (tmp_path / "killed.safetensors").stat().st_mtime_ns == began
+
+
+def test_a_finished_network_is_written_over_only_when_asked(run, tmp_path):
+    words = ["train", "digits", "--source", "uci", *SMALL, "--epochs", 1]
+    file = tmp_path / "digits-from-uci.safetensors"
+    assert run(*words, "--set", "augment=none").code == 0
+    assert json.loads(file.with_suffix(".json").read_text())["recipe"]["augment"] == "none"
+    first = file.read_bytes()
+
+    other = "has recipe augment 'none' and this one 'shift': choose another --out, or write over it with --overwrite"
+    for more in ([], ["--resume"]):
+        refused = run(*words, *more)
+        assert refused.code == 1
+        assert other in refused.stderr.splitlines()[-1]
+    finished = run(*words, "--set", "augment=none")
+    assert finished.code == 1
+    assert finished.stderr.endswith("is finished: train it again with --overwrite\n")
+    assert "choose one of them" in run(*words, "--resume", "--overwrite").stderr
+    assert file.read_bytes() == first
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["digits-from-uci.json", "digits-from-uci.safetensors"]
+
+    again = run(*words, "--overwrite")
+    assert again.code == 0, again.stderr
+    assert file.read_bytes() != first
+
+
+def test_weights_that_no_card_tells_of_are_not_written_over(run, tmp_path):
+    file = tmp_path / "digits-from-uci.safetensors"
+    file.write_bytes(b"somebody's")
+    refused = run("train", "digits", "--source", "uci", *SMALL)
+    assert refused.code == 1
+    assert "does not say how it was trained: choose another --out" in refused.stderr
+    assert file.read_bytes() == b"somebody's"
+
+
+def test_the_weights_to_begin_from_are_not_written_over_through_a_link(run, tmp_path):
+    save_file(small_network().state_dict(), tmp_path / "start.safetensors")
+    (tmp_path / "link.safetensors").symlink_to("start.safetensors")
+    words = ["--weights", "link.safetensors", "--out", "start.safetensors", "--overwrite"]
+    refused = run("train", "digits", "--source", "uci", *SMALL, *words)
+    assert refused.code == 1
+    assert "start.safetensors and link.safetensors are the same file: choose another --out" in refused.stderr
+
+
+def test_two_trainings_into_one_file_are_one_sentence(run, tmp_path):
+    with Checkpoint(tmp_path / "digits-from-uci.safetensors", {}).alone():
+        refused = run("train", "digits", "--source", "uci", *SMALL)
+    assert refused.code == 1
+    assert refused.stderr.splitlines()[-1].startswith("error: another training writes digits-from-uci.safetensors: ")
 
 
 def test_resume_without_anything_to_resume_begins(run):
@@ -234,6 +284,8 @@ def test_a_full_disk_is_one_sentence(run, tmp_path, monkeypatch):
         (["--target", "uci", "--algorithm", "magic"], "unknown algorithm 'magic': use one of erm"),
         (["--target", "uci", "--recipe", "slow"], "unknown recipe 'slow': use one of paper, quick"),
         (["--target", "uci", "--set", "magic=1"], "neither erm nor its recipe has a setting 'magic'"),
+        (["--target", "uci", "--set", "epochs=none"], "epochs='none' cannot be: give a whole number"),
+        (["--target", "uci", "--set", "held_out=0.3"], "of the digits a fixed fifth validates, set 0.2 or 0"),
         (["--target", "uci", "--set", "momentum=lots"], "momentum='lots' cannot be: give a number from 0"),
         (["--target", "uci", "--out", "w.pt"], "end it in .safetensors"),
         (["--target", "uci", "--out", "no/w.safetensors"], "choose a file in a folder that exists and is writable"),

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fewshift import FewshiftError, Preprocess, models
@@ -168,8 +169,90 @@ def test_a_training_is_not_resumed_as_another(tmp_path):
     with pytest.raises(FewshiftError, match=r"has recipe lr 0.05 and this one 1.0"):
         run(checkpoint=other, resume=True)
     make_checkpoint(tmp_path).state.write_bytes(b"no state")
-    with pytest.raises(FewshiftError, match=r"is damaged .*: remove it to begin again"):
+    with pytest.raises(FewshiftError, match=r"w.resume is damaged: remove it and begin anew with --overwrite"):
         run(checkpoint=make_checkpoint(tmp_path), resume=True)
+
+
+def test_a_training_begun_anew_leaves_the_one_before_until_its_first_epoch_is_done(tmp_path):
+    with pytest.raises(StoppedError):
+        run(checkpoint=make_checkpoint(tmp_path, seed=0), hear=stop_in_epoch(1))
+    before = {it.name: it.read_bytes() for it in tmp_path.iterdir()}
+    with pytest.raises(StoppedError):
+        run(seed=1, checkpoint=make_checkpoint(tmp_path, seed=1), hear=stop_in_epoch(0))
+    assert {it.name: it.read_bytes() for it in tmp_path.iterdir()} == before
+    anew = run(seed=1, checkpoint=make_checkpoint(tmp_path, seed=1))
+    assert same_state(make_checkpoint(tmp_path, seed=1).weights(), state(anew.model))
+    assert same_state(state(anew.model), state(run(seed=1).model))
+
+
+def test_a_resume_state_of_which_one_bit_is_another_is_one_sentence(tmp_path):
+    checkpoint = make_checkpoint(tmp_path)
+    with pytest.raises(StoppedError):
+        run(checkpoint=checkpoint, hear=stop_in_epoch(1))
+    good = checkpoint.state.read_bytes()
+    for place in (0, 64, 65, len(good) // 2, len(good) - 1):
+        bad = bytearray(good)
+        bad[place] ^= 1
+        checkpoint.state.write_bytes(bad)
+        with pytest.raises(FewshiftError, match=r"the resume state .* is damaged"):
+            run(checkpoint=checkpoint, resume=True)
+    checkpoint.state.write_bytes(good)
+    assert same_state(state(run(checkpoint=checkpoint, resume=True).model), state(run().model))
+
+
+@pytest.mark.parametrize("change", [{"learner": {}}, {"optimizer": {}}, {"epochs": [{"loss": 1.0}]}, {"epochs": 3}])
+def test_a_resume_state_of_other_contents_is_one_sentence(tmp_path, change):
+    checkpoint = make_checkpoint(tmp_path)
+    with pytest.raises(StoppedError):
+        run(checkpoint=checkpoint, hear=stop_in_epoch(1))
+    checkpoint.keep({**checkpoint.kept(), **change})
+    with pytest.raises(FewshiftError, match=r"the resume state .* is damaged"):
+        run(checkpoint=checkpoint, resume=True)
+
+
+def test_weights_are_read_to_go_on_only_where_the_best_are_kept(tmp_path):
+    checkpoint = make_checkpoint(tmp_path)
+    patient = replace(RECIPE, patience=3)
+    with pytest.raises(StoppedError):
+        run(patient, checkpoint=checkpoint, hear=stop_in_epoch(1))
+    checkpoint.file.write_bytes(b"no weights")
+    with pytest.raises(FewshiftError, match=r"the weights .* are damaged: begin anew with --overwrite"):
+        run(patient, checkpoint=checkpoint, resume=True)
+    checkpoint.file.unlink()
+    with pytest.raises(FewshiftError, match=r"the weights .* are missing: begin anew with --overwrite"):
+        run(patient, checkpoint=checkpoint, resume=True)
+    save_file(make_tiny(5).state_dict(), checkpoint.file)
+    with pytest.raises(FewshiftError, match=r"the weights .* are of another network"):
+        run(patient, checkpoint=checkpoint, resume=True)
+    checkpoint.file.unlink()
+    resumed = run(checkpoint=checkpoint, resume=True)
+    assert same_state(checkpoint.weights(), state(resumed.model))
+    assert same_state(state(resumed.model), state(run().model))
+
+
+def test_weights_that_are_lost_after_the_last_epoch_are_written_again(tmp_path, monkeypatch):
+    checkpoint = make_checkpoint(tmp_path)
+    monkeypatch.setattr(Checkpoint, "close", lambda _: None)
+    done = run(checkpoint=checkpoint)
+    monkeypatch.undo()
+    checkpoint.file.unlink()
+    run(checkpoint=checkpoint, resume=True)
+    assert same_state(checkpoint.weights(), state(done.model))
+    assert checkpoint.finished() is not None
+
+
+def test_a_training_into_a_file_keeps_others_out_of_it(tmp_path):
+    checkpoint = make_checkpoint(tmp_path)
+    checkpoint.lock.touch()  # of a process that died
+    with (
+        checkpoint.alone(),
+        pytest.raises(FewshiftError, match=r"another training writes .*w.safetensors: wait until it is done"),
+        make_checkpoint(tmp_path).alone(),
+    ):
+        pass
+    assert not checkpoint.lock.exists()
+    with checkpoint.alone():
+        assert checkpoint.lock.name == "w.lock"
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
@@ -242,6 +325,56 @@ def test_the_head_learns_at_its_own_rate():
 def test_a_loss_that_is_not_a_number_is_one_sentence():
     with pytest.raises(FewshiftError, match=r"the loss became (nan|inf) in epoch 1: lower lr"):
         run(replace(RECIPE, lr=1e30, schedule="constant", epochs=1))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["fc.weight", "running_var"])
+def test_weights_that_are_not_numbers_after_the_last_step_are_never_written(tmp_path, name, value):
+    class Breaks(Learner):
+        def after_epoch(self, epoch: int, sources: Sources) -> None:
+            if epoch == 1:
+                found = next(it for key, it in self.model.state_dict().items() if key.endswith(name))
+                found.view(-1)[0] = value
+
+    class Breaking(ERM):
+        def learner(self, model: nn.Module, task: Task) -> Learner:
+            return Breaks(model, task)
+
+    checkpoint = make_checkpoint(tmp_path)
+    good: dict[str, Tensor] = {}
+    with pytest.raises(FewshiftError, match=r"^training diverged in epoch 2: lower lr or weight_decay$"):
+        run(
+            algorithm=Breaking(),
+            checkpoint=checkpoint,
+            hear_epoch=lambda *_: good.update(checkpoint.weights()),
+        )
+    assert same_state(checkpoint.weights(), good)
+    assert len(json.loads(checkpoint.card.read_text())["history"]) == 1
+
+
+@pytest.mark.parametrize("together", [None, 2])
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
+def test_the_steps_told_add_up_to_those_done(together, schedule):
+    recipe = replace(RECIPE, domains_per_batch=together, schedule=schedule)
+    sources = make_sources((24, 20, 12))
+    moments: list[Moment] = []
+    run(recipe, sources=sources, hear=lambda standing: moments.append(standing.moment))
+    made = sum(len(order(sources, recipe, 0, epoch)) for epoch in range(recipe.epochs))
+    assert [it.step for it in moments] == list(range(1, made + 1))
+    assert moments[-1].steps == made
+    assert schedule == "cosine" or {it.steps for it in moments} == {made}
+
+
+@pytest.mark.parametrize("together", [None, 2])
+def test_a_training_of_a_million_epochs_begins_at_once(monkeypatch, together):
+    made: list[int] = []
+    monkeypatch.setattr(trainer, "order", lambda *words: made.append(words[-1]) or order(*words))
+    with pytest.raises(StoppedError):
+        run(
+            replace(RECIPE, epochs=10**6, domains_per_batch=together, schedule="cosine"),
+            hear=stop_in_epoch(0),
+        )
+    assert made == [0]
 
 
 def test_images_on_disk_train_as_those_in_memory_do():
@@ -504,7 +637,11 @@ def test_the_held_out_part_is_the_same_for_every_recipe_and_of_digits_the_publis
     assert all(map(torch.equal, first, again))
     assert [len(it) for it in first] == [1503, 167]
     assert len(torch.cat(first).unique()) == 1670
-    assert [len(it) for it in split(find_collection("digits"), "mnist", 5000, 0.1)] == [4000, 1000]
+    share = find_recipe("paper", "digits").held_out
+    assert [len(it) for it in split(find_collection("digits"), "mnist", 5000, share)] == [4000, 1000]
+    assert share == 1000 / 5000
+    with pytest.raises(FewshiftError, match=r"held_out=0.1 cannot be: of the digits a fixed fifth validates"):
+        split(find_collection("digits"), "mnist", 5000, 0.1)
     assert [len(it) for it in split(find_collection("pacs"), "photo", 50, 0.0)] == [50, 0]
 
 

@@ -71,6 +71,9 @@ def train(
         Path | None, typer.Option(help="DATASET-TARGET.safetensors or DATASET-from-SOURCE.safetensors if left out.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last epoch that was finished.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew, whatever training the file is from.")
+    ] = False,
     data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; FEWSHIFT_DATA otherwise.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -86,6 +89,10 @@ def train(
     names = source_names(collection, target, source or [])
     file = _file(out, collection.name, target, names)
     check_outputs([file, file.with_suffix(".json")], [Path(weights)])
+    if Path(weights).resolve() == file.resolve():
+        raise FewshiftError(f"{file} and {weights} are the same file: choose another --out")
+    if resume and overwrite:
+        raise FewshiftError("--resume goes on and --overwrite begins anew: choose one of them")
     flags = {"size": size, "epochs": epochs, "batch_size": batch_size, "lr": lr}
     plan, method = _chosen(recipe, algorithm, collection, setting or [], flags)
     found = load_sources(collection, names, data_root)
@@ -110,25 +117,26 @@ def train(
     if resume and (card := checkpoint.finished()):
         _tell_result(checkpoint, card, as_json)
         return
-    _tell_start(checkpoint, resume, weights)
-    with progress_bar() as bar:
-        sources = gather(collection, found, plan, steps)
-        try:
-            run(
-                network,
-                sources,
-                plan,
-                method,
-                seed=seed,
-                checkpoint=checkpoint,
-                resume=resume,
-                hear=_Steps(bar if sys.stderr.isatty() else Lines()),
-                hear_epoch=_Epochs(plan.epochs, "mean IoU" if sources.dense else "accuracy"),
-            )
-        except KeyboardInterrupt:
-            again = "go on with --resume" if checkpoint.state.exists() else "no epoch was finished"
-            typer.echo(f"stopped: {again}", err=True)
-            raise
+    with checkpoint.alone():
+        _begin(checkpoint, weights, resume=resume, overwrite=overwrite)
+        with progress_bar() as bar:
+            sources = gather(collection, found, plan, steps)
+            try:
+                run(
+                    network,
+                    sources,
+                    plan,
+                    method,
+                    seed=seed,
+                    checkpoint=checkpoint,
+                    resume=resume,
+                    hear=_Steps(bar if sys.stderr.isatty() else Lines()),
+                    hear_epoch=_Epochs(plan.epochs, "mean IoU" if sources.dense else "accuracy"),
+                )
+            except KeyboardInterrupt:
+                again = "go on with --resume" if checkpoint.state.exists() else "no epoch was finished"
+                typer.echo(f"stopped: {again}", err=True)
+                raise
     _tell_result(checkpoint, json.loads(checkpoint.card.read_text(encoding="utf-8")), as_json)
 
 
@@ -180,10 +188,12 @@ def _chosen(
     """The recipe and the algorithm, with what the options say instead."""
     from fewshift.sources import ALGORITHMS, algorithm_of
     from fewshift.sources.recipes import find_recipe
+    from fewshift.sources.settings import kinds_of
 
     plan = find_recipe(recipe, collection.name, collection.dense)
     algorithm_of(algorithm)  # unknown ones are told before their settings
     own, usual = ({it.name for it in fields(kind)} for kind in (ALGORITHMS[algorithm], type(plan)))
+    kinds = kinds_of(type(plan)) | kinds_of(ALGORITHMS[algorithm])
     given: dict[str, Any] = {}
     for setting in settings:
         key, _, word = setting.partition("=")
@@ -191,7 +201,7 @@ def _chosen(
             known = ", ".join(sorted(own | usual))
             raise FewshiftError(f"neither {algorithm} nor its recipe has a setting {key!r}: choose one of {known}")
         try:
-            given[key] = json.loads({"none": "null"}.get(word.lower(), word))
+            given[key] = json.loads("null" if word.lower() == "none" and type(None) in kinds[key] else word)
         except json.JSONDecodeError:
             given[key] = word
     changed = {key: value for key, value in given.items() if key in usual}
@@ -241,11 +251,16 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _tell_start(checkpoint: Checkpoint, resume: bool, weights: str) -> None:
-    if checkpoint.state.exists():
+def _begin(checkpoint: Checkpoint, weights: str, *, resume: bool, overwrite: bool) -> None:
+    """Refuse to write over another training; say how this one begins."""
+    if checkpoint.state.exists() and not overwrite:
         if not resume:
-            raise FewshiftError(f"{checkpoint.state} is an unfinished training: go on with --resume, or remove it")
+            raise FewshiftError(
+                f"{checkpoint.state} is an unfinished training: go on with --resume, or begin anew with --overwrite"
+            )
         return
+    if not overwrite:
+        checkpoint.check_free()
     if resume:
         typer.echo(f"nothing to resume in {checkpoint.state}: beginning with the first epoch", err=True)
     if weights == RANDOM:

@@ -19,7 +19,7 @@ from fewshift.errors import FewshiftError
 from fewshift.memory import free_memory
 from fewshift.sources.augment import check_augment
 from fewshift.sources.batches import check_batches
-from fewshift.sources.recipes import OFFICIAL, Recipe
+from fewshift.sources.recipes import DIGITS_HELD_OUT, OFFICIAL, Recipe
 from fewshift.sources.samples import Joined, OfDomain, OfScenes, Pool, Samples
 
 Images = Domain | Scenes
@@ -114,6 +114,10 @@ def split(collection: Collection, name: str, count: int, share: float) -> tuple[
     if not share:
         return torch.arange(count), torch.arange(0)
     if collection.layout == "digits":
+        if share != DIGITS_HELD_OUT:
+            raise FewshiftError(
+                f"held_out={share} cannot be: of the digits a fixed fifth validates, set {DIGITS_HELD_OUT} or 0"
+            )
         return digits.find_place(name).parts()
     if count < 2:
         raise FewshiftError(f"domain {name!r} has {count} image, of which none can be held out: set held_out to 0")

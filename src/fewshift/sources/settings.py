@@ -15,7 +15,7 @@ class Settings:
     """Recipes and algorithms: every field has the kind of value its annotation says, and no number is negative."""
 
     def __post_init__(self) -> None:
-        for name, kinds in _kinds(type(self)).items():
+        for name, kinds in kinds_of(type(self)).items():
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             fits = type(value) in kinds or (float in kinds and number)
@@ -44,7 +44,7 @@ class Settings:
         return asdict(self)
 
 
-def _kinds(of: type[Settings]) -> dict[str, tuple[type, ...]]:
+def kinds_of(of: type[Settings]) -> dict[str, tuple[type, ...]]:
     """The types that each field may have."""
     hints = get_type_hints(of)
     return {it.name: get_args(hints[it.name]) or (hints[it.name],) for it in fields(of)}

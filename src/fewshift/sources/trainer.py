@@ -31,6 +31,7 @@ from fewshift.sources.schedules import SCHEDULES, Moment
 from fewshift.target import checked_seed, private_randomness
 
 MOST_BYTES = 4 * 2**30  # of one batch as floats
+BY_EPOCH = ("constant", "cosine")  # schedules that do not ask how many steps there are
 AT_ONCE = 64  # images that are evaluated together; with pixel labels as many as are trained on together
 
 
@@ -97,37 +98,41 @@ def train(
     epochs: list[Epoch] = []
     best: dict[str, Tensor] = {}
     if resume and checkpoint is not None and (state := checkpoint.kept()) is not None:
-        learner.load_state_dict(state["learner"], strict=True)
-        optimizer.load_state_dict(state["optimizer"])
-        epochs = [Epoch(**it) for it in state["epochs"]]
-        best = checkpoint.weights()
-    orders = [len(order(sources, recipe, seed, epoch)) for epoch in range(recipe.epochs)]
+        epochs = _restored(checkpoint, state, learner, optimizer)
+        best = {} if recipe.patience is None else _best(checkpoint, learner.model)
+    done = count_steps(sources, recipe, seed, len(epochs))
+    # batches by domain are counted only for a schedule that asks; otherwise those to come are a guess for who hears it
+    guess = recipe.domains_per_batch is not None and recipe.schedule in BY_EPOCH
+    total = 0 if guess else count_steps(sources, recipe, seed, recipe.epochs)
     while len(epochs) < recipe.epochs and not _is_enough(epochs, recipe.patience):
         epoch, began = len(epochs), time.perf_counter()
-        now = Moment(sum(orders[:epoch]), sum(orders), epoch, recipe.epochs)
+        indices = order(sources, recipe, seed, epoch)
+        now = Moment(done, total or done + (recipe.epochs - epoch) * len(indices), epoch, recipe.epochs)
         with private_randomness(stage(seed, epoch + 1)), torch.enable_grad():
             learner.before_epoch(epoch)
-            batches = Batches(sources, order(sources, recipe, seed, epoch), augment, algorithm.views)
+            batches = Batches(sources, indices, augment, algorithm.views)
             loss, right = _pass(learner, batches, optimizer, recipe, now, hear)
             learner.after_epoch(epoch, sources)
+        _check_finite(learner.model, epoch)
+        done += len(indices)
         reached = score(learner.model, sources, recipe.batch_size if sources.dense else AT_ONCE)
         epochs.append(Epoch(loss, right, reached, time.perf_counter() - began))
         better = _kept(epochs, recipe.patience) == epoch
         if better and recipe.patience is not None:
             best = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
         if checkpoint is not None:
+            if epoch == 0:
+                checkpoint.close()  # of a training that this one writes over
             if better:
                 checkpoint.write(learner.model, _found(sources, epochs, recipe))
-            facts = {"learner": learner.state_dict(), "optimizer": optimizer.state_dict()}
-            checkpoint.keep({**facts, "epochs": [asdict(it) for it in epochs]})
+            checkpoint.keep(_state(learner, optimizer, epochs))
         if hear_epoch is not None:
             hear_epoch(epoch, epochs[-1])
     trained = learner.release().to(memory_format=torch.contiguous_format)
     if (kept := _kept(epochs, recipe.patience)) < len(epochs) - 1:
         trained.load_state_dict(best, strict=True)
     if checkpoint is not None:
-        checkpoint.describe(_found(sources, epochs, recipe) | {"finished": True})
-        checkpoint.close()
+        _finish(checkpoint, trained, _found(sources, epochs, recipe))
     return Trained(trained, tuple(epochs), kept)
 
 
@@ -165,6 +170,13 @@ def order(sources: Sources, recipe: Recipe, seed: int, epoch: int) -> list[Tenso
     if recipe.domains_per_batch is None:
         return shuffled(len(sources.train), recipe.batch_size, generator)
     return by_domain(sources.domains, recipe.batch_size, recipe.domains_per_batch, generator)
+
+
+def count_steps(sources: Sources, recipe: Recipe, seed: int, epochs: int) -> int:
+    """How many batches the first so many epochs have; only those by domain have to be made to be counted."""
+    if recipe.domains_per_batch is None:
+        return epochs * (len(sources.train) // recipe.batch_size)
+    return sum(len(order(sources, recipe, seed, epoch)) for epoch in range(epochs))
 
 
 def seen_size(sources: Sources, recipe: Recipe) -> tuple[int, int]:
@@ -260,6 +272,48 @@ def _optimizer(learner: Learner, recipe: Recipe) -> torch.optim.Optimizer:
         nesterov=recipe.nesterov,
         weight_decay=recipe.weight_decay,
     )
+
+
+def _state(learner: Learner, optimizer: torch.optim.Optimizer, epochs: Sequence[Epoch]) -> dict[str, Any]:
+    """All that an interrupted training needs to go on."""
+    return {
+        "learner": learner.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "epochs": [asdict(it) for it in epochs],
+    }
+
+
+def _finish(checkpoint: Checkpoint, trained: nn.Module, found: dict[str, Any]) -> None:
+    if not checkpoint.file.is_file():  # lost since the last epoch
+        checkpoint.write(trained, found)
+    checkpoint.describe(found | {"finished": True})
+    checkpoint.close()
+
+
+def _restored(
+    checkpoint: Checkpoint, state: dict[str, Any], learner: Learner, optimizer: torch.optim.Optimizer
+) -> list[Epoch]:
+    """Bring learner and optimiser to where a training was left; its epochs so far."""
+    try:
+        learner.load_state_dict(state["learner"], strict=True)
+        optimizer.load_state_dict(state["optimizer"])
+        return [Epoch(**it) for it in state["epochs"]]
+    except Exception as error:  # whatever is missing there, or of another kind
+        raise checkpoint.damaged() from error
+
+
+def _best(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Tensor]:
+    """The weights of the best epoch so far, which are those on disk."""
+    found = checkpoint.weights()
+    if {name: it.shape for name, it in found.items()} != {name: it.shape for name, it in model.state_dict().items()}:
+        raise FewshiftError(f"the weights {checkpoint.file} are of another network: begin anew with --overwrite")
+    return found
+
+
+def _check_finite(model: nn.Module, epoch: int) -> None:
+    """One sentence when the last step of an epoch has made weights that are no numbers, which no loss has told yet."""
+    if not all(bool(it.isfinite().all()) for it in model.state_dict().values() if it.is_floating_point()):
+        raise FewshiftError(f"training diverged in epoch {epoch + 1}: lower lr or weight_decay")
 
 
 def _check(sources: Sources, recipe: Recipe, seed: int) -> None:
