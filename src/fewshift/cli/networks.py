@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fewshift.cli.app import Classes, Crop, DeltaFile, Json, Mean, Model, Resize, Std, Weights, app
 from fewshift.cli.console import check_outputs, number, one_thread, print_json, print_table, progress_bar
+from fewshift.cli.loading import answers_of, load_network, method_named, read_support, steps_of
 from fewshift.cli.scenes import (
     Judged,
     Output,
     View,
     class_names,
-    draw_scenes,
     open_scenes,
     predict_scenes,
     print_scores,
@@ -25,13 +25,9 @@ from fewshift.cli.scenes import (
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fewshift.adaptation import Adaptation
     from fewshift.data import ImageFolder
-    from fewshift.method import Method
     from fewshift.models import Loaded
-    from fewshift.target import Support
 
 LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
 Window = Annotated[
@@ -162,7 +158,7 @@ def adapt(
     """Fit a network to the place that the support images come from; exit code 3 if the source network is better."""
     import fewshift
 
-    chosen = _method(method, setting or [])
+    chosen = method_named(method, setting or [])
     if support is None and unlabelled is None:
         raise typer.BadParameter("give --support, --unlabelled or both")
     check_outputs([out, report], [weights])
@@ -171,15 +167,15 @@ def adapt(
             f"{method} returns a {chosen.returns}, of which there is no delta and no report: "
             "leave out --out and --report, or for late-fusion --set scores=logits"
         )
-    loaded = _load(model, weights, classes, resize, crop, mean, std)
-    labelled = None if support is None else _support(support, loaded, shots, seed)
+    loaded = load_network(model, weights, classes, resize, crop, mean, std)
+    labelled = None if support is None else read_support(support, loaded, shots, seed)
     with progress_bar() as tell:
         result = fewshift.adapt(
             loaded.model,
             labelled,
             method=chosen if setting else method,
             unlabelled=unlabelled,
-            preprocess=_preprocess(loaded),
+            preprocess=steps_of(loaded),
             classes=None if labelled else loaded.classes,
             validate=None if validate == "none" else validate,
             accept=_condition(accept),
@@ -275,11 +271,11 @@ def predict(
     from fewshift.files import whole
     from fewshift.report.words import counted
 
-    loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
+    loaded = load_network(model, weights, classes, resize, crop, mean, std, delta)
     where = scene_layout(images)
     root = images if where is None or where.images == images.absolute() else where.images  # labels are pictures too
     steps, files, view, output = (
-        _preprocess(loaded),
+        steps_of(loaded),
         image_files(root),
         View(window, stride),
         Output(out, overwrite, resume),
@@ -293,7 +289,7 @@ def predict(
     output.refuse()
     check_outputs([out], [weights, delta])
     rows = []
-    for file, scores in zip(files, _answers(loaded, files), strict=True):
+    for file, scores in zip(files, answers_of(loaded, files), strict=True):
         best = int(scores.argmax())
         name = loaded.classes[best] if loaded.classes else str(best)
         rows.append({"file": str(file), "class": name, "probability": round(float(scores.max()), 6)})
@@ -340,11 +336,11 @@ def evaluate(
     check_outputs([report], [weights, delta])
     if report is not None and delta is None:
         raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
-    loaded = _load(model, weights, classes, resize, crop, mean, std, delta)
+    loaded = load_network(model, weights, classes, resize, crop, mean, std, delta)
     networks = {"source": loaded}
     if delta is not None:  # both with the preprocessing and the classes that the delta carries
         networks = {"source": replace(loaded, model=Delta.load(delta).revert(loaded.model)), "adapted": loaded}
-    steps, view = _preprocess(loaded), View(window, stride)
+    steps, view = steps_of(loaded), View(window, stride)
     if scenes := open_scenes(labelled, loaded, steps, view):
         judged = Judged({name: it.model for name, it in networks.items()}, scenes, view)
         origin = {"network": loaded.name, "weights": weights, "delta": delta, "images": labelled}
@@ -393,7 +389,7 @@ def _print_accuracy(networks: dict[str, Loaded], folder: ImageFolder, root: Path
     labels = torch.tensor(folder.labels)
     right = {}
     for name, network in networks.items():
-        answers = torch.stack(list(_answers(network, list(folder.files))))
+        answers = torch.stack(list(answers_of(network, list(folder.files))))
         if answers.shape[1] != len(folder.classes):
             raise FewshiftError(
                 f"{root} has {len(folder.classes)} classes and the network {answers.shape[1]} outputs: "
@@ -417,119 +413,3 @@ def _print_accuracy(networks: dict[str, Loaded], folder: ImageFolder, root: Path
     rows.append(["mean of classes", str(len(present)), *mean_row])
     rows.append(["all images", str(len(labels)), *(f"{accuracy[name]:.1f}" for name in networks)])
     print_table("accuracy in %", ["class", "images", *networks], rows)
-
-
-def _load(
-    model: str | None,
-    weights: Path | None,
-    classes: str | None,
-    resize: int | None,
-    crop: int | None,
-    mean: str | None,
-    std: str | None,
-    delta: Path | None = None,
-) -> Loaded:
-    """The network with its preprocessing and classes: from the options, the delta, the card, the library."""
-    from dataclasses import replace
-
-    from fewshift import models
-    from fewshift.data import Preprocess
-    from fewshift.delta import Delta
-
-    change = None if delta is None else Delta.load(delta)
-    names = None if classes is None else [it.strip() for it in classes.split(",")]
-    if names is not None and (not all(names) or len(set(names)) < len(names)):
-        raise typer.BadParameter(f"'{classes}' is no list of different names", param_hint="--classes")
-    known = names or (change.classes if change else None)
-    loaded = models.load(model, weights, classes=known)
-    if change is not None:
-        stored = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else loaded.preprocess
-        loaded = replace(
-            loaded,
-            model=change.apply(loaded.model, names or loaded.classes),
-            classes=change.classes or loaded.classes,
-            preprocess=stored,
-        )
-    given = {
-        "resize": resize,
-        "crop": crop,
-        "mean": _numbers("--mean", mean),
-        "std": _numbers("--std", std),
-    }
-    given = {key: value for key, value in given.items() if value is not None}
-    if given:
-        base = loaded.preprocess or Preprocess(None, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-        loaded = replace(loaded, preprocess=replace(base, **given))  # type: ignore[arg-type]
-    return loaded
-
-
-def _preprocess(loaded: Loaded) -> Any:
-    if loaded.preprocess is None:
-        raise FewshiftError(f"how {loaded.name} wants its images is not known: pass --resize, --crop, --mean and --std")
-    return loaded.preprocess
-
-
-def _support(root: Path, loaded: Loaded, shots: int | None, seed: int) -> Support:
-    """A folder of class folders, or of scenes, as a support set of all its images or of `shots`."""
-    from fewshift.data import labelled_folder
-    from fewshift.target import Support, draw_support
-
-    steps = _preprocess(loaded)
-    if scenes := open_scenes(root, loaded, steps, View()):
-        return draw_scenes(scenes, shots, seed)
-    folder = labelled_folder(root, steps, loaded.classes)
-    if shots is not None:
-        folder = folder.subset(draw_support(folder.labels, shots, seed, folder.classes).tolist())
-    images, labels = folder.tensors()
-    return Support(images, labels, folder.classes)
-
-
-def _answers(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Tensor]:
-    """Class probabilities of one image after another; images are read a batch at a time."""
-    import torch
-
-    from fewshift.data import open_image
-    from fewshift.network import like, logits_of
-    from fewshift.windows import output_shape
-
-    steps, network = _preprocess(loaded), loaded.model.eval()
-    with progress_bar() as tell, torch.no_grad():
-        for start in range(0, len(files), batch):
-            images = [steps(open_image(file, steps.mode)) for file in files[start : start + batch]]
-            same = len({image.shape for image in images}) == 1
-            for group in [torch.stack(images)] if same else [image.unsqueeze(0) for image in images]:
-                logits = logits_of(network(like(network, group)))
-                several = logits[0].numel() != logits.shape[1]
-                if several or (logits.ndim == 4 and len(output_shape(network, group[0])) == 3):
-                    raise FewshiftError(
-                        f"{loaded.name} labels every pixel: give a folder with images/ and labels/ of the same names"
-                    )
-                yield from logits.flatten(1).float().softmax(1)
-            tell("images", min(start + batch, len(files)), len(files))
-
-
-def _method(name: str, settings: list[str]) -> Method:
-    """A method with fields set from words such as epochs=20 or init=none."""
-    from dataclasses import fields
-
-    from fewshift.adaptation import method_of
-
-    method = method_of(name)
-    known = {it.name for it in fields(method)}
-    values: dict[str, Any] = {}
-    for setting in settings:
-        key, _, word = setting.partition("=")
-        if key not in known:
-            raise FewshiftError(f"{name} has no setting '{key}': choose one of {', '.join(sorted(known)) or 'none'}")
-        try:
-            values[key] = json.loads({"none": "null"}.get(word.lower(), word))
-        except json.JSONDecodeError:
-            values[key] = word
-    return type(method)(**values)
-
-
-def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    try:
-        return None if text is None else tuple(float(it) for it in text.split(","))
-    except ValueError:
-        raise FewshiftError(f"{option} {text} is not a list of numbers: write it like 0.5,0.5,0.5") from None

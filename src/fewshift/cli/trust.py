@@ -9,7 +9,7 @@ import typer
 
 from fewshift.cli.app import Crop, Json, Mean, Model, Resize, Std, Weights, app
 from fewshift.cli.console import print_json, print_table, progress_bar
-from fewshift.cli.networks import _load, _preprocess
+from fewshift.cli.loading import load_network, steps_of
 
 TOP = 10  # layers that the table has
 
@@ -33,10 +33,10 @@ def shift(
     """Whether images differ from what a network was trained on, layer by layer, without labels."""
     import fewshift
 
-    loaded = _load(model, weights, None, resize, crop, mean, std)
+    loaded = load_network(model, weights, None, resize, crop, mean, std)
     with progress_bar() as tell:
         found = fewshift.shift(
-            loaded.model, images, source=source, preprocess=_preprocess(loaded), head=head, progress=tell
+            loaded.model, images, source=source, preprocess=steps_of(loaded), head=head, progress=tell
         )
     if as_json:
         print_json(found.to_json())

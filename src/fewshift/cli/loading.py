@@ -1,0 +1,138 @@
+"""What the options of a command name, as what the library takes: networks, methods, labelled images, answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fewshift.cli.console import progress_bar
+from fewshift.cli.scenes import View, draw_scenes, open_scenes
+from fewshift.errors import FewshiftError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fewshift.method import Method
+    from fewshift.models import Loaded
+    from fewshift.target import Support
+
+
+def load_network(
+    model: str | None,
+    weights: Path | None,
+    classes: str | None,
+    resize: int | None,
+    crop: int | None,
+    mean: str | None,
+    std: str | None,
+    delta: Path | None = None,
+) -> Loaded:
+    """The network with its preprocessing and classes: from the options, the delta, the card, the library."""
+    from dataclasses import replace
+
+    from fewshift import models
+    from fewshift.data import Preprocess
+    from fewshift.delta import Delta
+
+    change = None if delta is None else Delta.load(delta)
+    names = None if classes is None else [it.strip() for it in classes.split(",")]
+    if names is not None and (not all(names) or len(set(names)) < len(names)):
+        raise typer.BadParameter(f"'{classes}' is no list of different names", param_hint="--classes")
+    known = names or (change.classes if change else None)
+    loaded = models.load(model, weights, classes=known)
+    if change is not None:
+        stored = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else loaded.preprocess
+        loaded = replace(
+            loaded,
+            model=change.apply(loaded.model, names or loaded.classes),
+            classes=change.classes or loaded.classes,
+            preprocess=stored,
+        )
+    given = {
+        "resize": resize,
+        "crop": crop,
+        "mean": _numbers("--mean", mean),
+        "std": _numbers("--std", std),
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    if given:
+        base = loaded.preprocess or Preprocess(None, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        loaded = replace(loaded, preprocess=replace(base, **given))  # type: ignore[arg-type]
+    return loaded
+
+
+def steps_of(loaded: Loaded) -> Any:
+    """How images are preprocessed for a network, or one sentence when nobody says."""
+    if loaded.preprocess is None:
+        raise FewshiftError(f"how {loaded.name} wants its images is not known: pass --resize, --crop, --mean and --std")
+    return loaded.preprocess
+
+
+def read_support(root: Path, loaded: Loaded, shots: int | None, seed: int) -> Support:
+    """A folder of class folders, or of scenes, as a support set of all its images or of `shots`."""
+    from fewshift.data import labelled_folder
+    from fewshift.target import Support, draw_support
+
+    steps = steps_of(loaded)
+    if scenes := open_scenes(root, loaded, steps, View()):
+        return draw_scenes(scenes, shots, seed)
+    folder = labelled_folder(root, steps, loaded.classes)
+    if shots is not None:
+        folder = folder.subset(draw_support(folder.labels, shots, seed, folder.classes).tolist())
+    images, labels = folder.tensors()
+    return Support(images, labels, folder.classes)
+
+
+def answers_of(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Tensor]:
+    """Class probabilities of one image after another; images are read a batch at a time."""
+    import torch
+
+    from fewshift.data import open_image
+    from fewshift.network import like, logits_of
+    from fewshift.windows import output_shape
+
+    steps, network = steps_of(loaded), loaded.model.eval()
+    with progress_bar() as tell, torch.no_grad():
+        for start in range(0, len(files), batch):
+            images = [steps(open_image(file, steps.mode)) for file in files[start : start + batch]]
+            same = len({image.shape for image in images}) == 1
+            for group in [torch.stack(images)] if same else [image.unsqueeze(0) for image in images]:
+                logits = logits_of(network(like(network, group)))
+                several = logits[0].numel() != logits.shape[1]
+                if several or (logits.ndim == 4 and len(output_shape(network, group[0])) == 3):
+                    raise FewshiftError(
+                        f"{loaded.name} labels every pixel: give a folder with images/ and labels/ of the same names"
+                    )
+                yield from logits.flatten(1).float().softmax(1)
+            tell("images", min(start + batch, len(files)), len(files))
+
+
+def method_named(name: str, settings: list[str]) -> Method:
+    """A method with fields set from words such as epochs=20 or init=none."""
+    from dataclasses import fields
+
+    from fewshift.adaptation import method_of
+
+    method = method_of(name)
+    known = {it.name for it in fields(method)}
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, _, word = setting.partition("=")
+        if key not in known:
+            raise FewshiftError(f"{name} has no setting '{key}': choose one of {', '.join(sorted(known)) or 'none'}")
+        try:
+            values[key] = json.loads({"none": "null"}.get(word.lower(), word))
+        except json.JSONDecodeError:
+            values[key] = word
+    return type(method)(**values)
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(float(it) for it in text.split(","))
+    except ValueError:
+        raise FewshiftError(f"{option} {text} is not a list of numbers: write it like 0.5,0.5,0.5") from None
