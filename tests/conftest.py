@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fewshift import Support
+from fewshift import Support, cli
 
 torch.set_num_threads(1)
 
@@ -73,3 +76,30 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def same_state(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run a command in this process through the real entry point."""
+
+    def run(*words: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["fewshift", *map(str, words)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out = capsys.readouterr()
+        return Result(code, out.out, out.err)
+
+    return run

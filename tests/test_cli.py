@@ -16,7 +16,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import fewshift
-from fewshift import cli
 from fewshift.data import digits
 from fewshift.network import logits_of
 
@@ -45,27 +44,10 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Result:
-    def __init__(self, code: int, stdout: str, stderr: str) -> None:
-        self.code, self.stdout, self.stderr = code, stdout, stderr
-
-
 @pytest.fixture
-def run(place, monkeypatch, capsys):
+def run(place, monkeypatch, command):
     """Run a command in this process through the real entry point."""
     monkeypatch.chdir(Path(__file__).parents[1])
-
-    def command(*words: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["fewshift", *map(str, words)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out = capsys.readouterr()
-        return Result(code, out.out, out.err)
-
     return command
 
 

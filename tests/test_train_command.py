@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fewshift import cli, models
+from fewshift import models
 from fewshift.data import digits
 from fewshift.data.collections import COLLECTIONS
 from fewshift.sources import ALGORITHMS, ERM
@@ -27,28 +27,11 @@ from fewshift.sources.recipes import find_recipe
 from tests.conftest import make_tiny, same_state
 
 
-class Result:
-    def __init__(self, code: int, stdout: str, stderr: str) -> None:
-        self.code, self.stdout, self.stderr = code, stdout, stderr
-
-
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(tmp_path, monkeypatch, command):
     """Run a command in this process, in an empty folder, through the real entry point."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEWSHIFT_DATA", raising=False)
-
-    def command(*words: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["fewshift", *map(str, words)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out = capsys.readouterr()
-        return Result(code, out.out, out.err)
-
     return command
 
 

@@ -20,7 +20,7 @@ from fewshift.delta import Delta
 from fewshift.errors import FewshiftError
 from fewshift.evidence import Gain
 from fewshift.judgement import Accept, Evidence, check_accept, decide, gather
-from fewshift.leaks import refuse_leaks
+from fewshift.leaks import find_leaks, refuse_leaks
 from fewshift.losses import Loss, cross_entropy
 from fewshift.method import Method, Needs
 from fewshift.methods import LCCS, METHODS
@@ -220,7 +220,7 @@ def _labelled(given: Any, preprocess: Any, target: Target, classes: Sequence[str
         )
     labelled = as_support(given, preprocess, None, classes or own)
     if target.support is not None:
-        refuse_leaks(target.support.images, labelled.images)
+        refuse_leaks(find_leaks(target.support.images, labelled.images))
     return labelled
 
 

@@ -295,22 +295,8 @@ def find_leaks(
     return Leaks(identical, _near(ours, theirs, set(identical)), ours, theirs)
 
 
-def refuse_leaks(
-    support: Any,
-    evaluation: Any,
-    *,
-    preprocess: Steps = None,
-    support_names: Sequence[str] | None = None,
-    evaluation_names: Sequence[str] | None = None,
-) -> Leaks:
-    """The same; one sentence when an image is in both sets, and a `LeakWarning` when one looks like another."""
-    found = find_leaks(
-        support,
-        evaluation,
-        preprocess=preprocess,
-        support_names=support_names,
-        evaluation_names=evaluation_names,
-    )
+def refuse_leaks(found: Leaks) -> None:
+    """One sentence when an image is in both sets, and a `LeakWarning` when one looks like another."""
     if found.identical:
         count = len({pair[0] for pair in found.identical})
         raise FewshiftError(
@@ -326,7 +312,6 @@ def refuse_leaks(
             LeakWarning,
             stacklevel=2,
         )
-    return found
 
 
 def _counted(count: int, found: Leaks) -> str:
