@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from fewshift.bench.page import run_page
-from fewshift.report import demo_page
+from fewshift.report import adaptation_page, demo_page
 from tests.test_page import FEATURES, GRIDS, embedded, fill
-from tests.test_report import demonstration
+from tests.test_report import JUDGED, demonstration
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE = 60  # seconds, on a machine that has other things to do
@@ -153,12 +153,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser.close()
 
 
-@pytest.fixture(scope="module", params=["run", "demo"])
+@pytest.fixture(scope="module", params=["run", "demo", "evidence", "rejected", "many classes", "forty"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages") / "run"
     if request.param == "demo":
         folder.mkdir()
         return demo_page(demonstration(), folder / "demo.html")
+    if request.param in JUDGED:
+        folder.mkdir()
+        return adaptation_page(JUDGED[request.param](), folder / "adaptation.html")
     for name, text in GRIDS.items():
         fill(folder, name, text)
     return run_page(fill(folder, "features", FEATURES, embedded))

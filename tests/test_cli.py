@@ -90,7 +90,7 @@ def test_adapt_predict_evaluate_merge_and_revert_are_one_straight_line(run, plac
 
 
 def test_json_is_one_object_with_the_settings(run, place):
-    words = ["adapt", *network_options(place), "--support", place / "photos", "--json"]
+    words = ["adapt", *network_options(place), "--support", place / "photos", "--accept", "always", "--json"]
     done = run(*words, "--set", "epochs=1", "--set", "init=none", "--set", "n=0.9", "--set", "classifier=source")
     facts = json.loads(done.stdout)
     assert facts["accepted"] is True
@@ -296,6 +296,34 @@ def test_evaluate_uses_the_classes_and_the_preprocessing_of_the_delta(run, place
     assert "2 classes and the network 3 outputs" in refused.stderr
 
 
+def test_evaluate_refuses_images_that_were_adapted_to(run, place):
+    shown = [*network_options(place), "--support", place / "photos"]
+    found = run("evaluate", *shown, place / "photos")
+    assert found.code == 1
+    assert "18 of the 18 support images are also among the 18 evaluation images" in found.stderr
+    assert "Traceback" not in found.stderr
+
+    generator = torch.Generator().manual_seed(9)
+    for name in CLASSES:
+        (place / "new" / name).mkdir(parents=True)
+        pixels = torch.randint(0, 255, (16, 16, 3), generator=generator)
+        Image.fromarray(pixels.byte().numpy()).save(place / "new" / name / "0.png")
+    assert run("evaluate", *shown, place / "new").code == 0
+
+
+def test_evaluate_warns_in_one_sentence_of_images_that_look_like_those_adapted_to(run, place):
+    again = place / "again"
+    for name in CLASSES:
+        (again / name).mkdir(parents=True)
+        Image.open(place / "photos" / name / "0.png").resize((64, 64)).save(again / name / "larger.png")
+    found = run("evaluate", *network_options(place), "--support", place / "photos", again)
+    assert found.code == 0
+    assert found.stderr.startswith(
+        "warning: 3 of the 18 support images are nearly the same as some of the 3 evaluation"
+    )
+    assert found.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("form", ["same file", "weights", "device", "folder", "long name"])
 def test_outputs_that_would_destroy_something_are_refused_before_the_work(run, place, form):
     words = {
@@ -397,6 +425,7 @@ def test_list_datasets_tells_where_to_get_them(run):
 
 def test_a_network_with_two_heads_has_no_delta_and_that_is_said_before_the_work(run, place):
     words = ["adapt", *network_options(place), "--support", place / "photos", "--method", "late-fusion"]
+    words += ["--accept", "always"]
     done = run(*words, "--out", place / "d.safetensors")
     assert done.code == 1
     assert "--set scores=logits" in done.stderr

@@ -9,11 +9,11 @@ import torch
 
 import fewshift
 from fewshift import LCCS, METHODS, FewshiftError, Support
-from fewshift.evidence import Gain, gain_from
+from fewshift.evidence import Gain, SupportLoss, gain_from
 from fewshift.judgement import Evidence, decide
 from fewshift.methods.finetune import L2
 from tests.conftest import make_support, make_tiny
-from tests.test_dense import scenes, street
+from tests.test_dense import mixed_sizes, scenes, street
 
 SUPPORT = make_support(5)
 FAST = LCCS(classifier="evidence", grid=3, epochs=2)
@@ -28,7 +28,8 @@ def gain(*changes: float, loss: float = 0.0) -> Gain:
     ("accept", "changes", "accepted"),
     [
         ("always", [-1] * 9, True),
-        ("not-worse", [1, 1, -1, 0, 0, 0], True),
+        ("not-worse", [1] * 9, True),
+        ("not-worse", [1, 1, -1, 0, 0, 0], False),
         ("not-worse", [-1, -1, 1, 0, 0, 0], False),
         ("better", [1] * 20, True),
         ("better", [1, -1, 1, 0, 0, 0], False),
@@ -43,6 +44,54 @@ def test_the_guard_asks_what_it_was_told_to_ask(accept, changes, accepted):
     verdict = decide(accept, Evidence(gain(*changes)))
     assert verdict.accepted is accepted
     assert verdict.reason.startswith("accepted" if accepted else "rejected")
+
+
+CLEARLY, HARDLY = SupportLoss(0.4, 1.0, 0.65, 10), SupportLoss(0.4, 1.0, 0.75, 10)  # 3.5 and 2.5 nats
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss", "blend", "accepted"),
+    [
+        ([0] * 10, -0.35, None, True),  # held-out labels are exp(3.5) times as likely
+        ([0] * 10, -0.25, None, False),  # exp(2.5): no more than a hint
+        ([0] * 10, 0.0, CLEARLY, True),
+        ([0] * 10, 0.0, HARDLY, False),
+        ([0] * 10, 0.35, CLEARLY, False),  # held-out labels speak against what the support's own say
+        ([-1] * 8 + [0] * 2, -1.0, CLEARLY, False),  # and so do predictions
+        ([1, 0, 0, -1, 0, 0], 0.1, CLEARLY, True),  # a hint against it is no more than that either
+    ],
+)
+def test_something_has_to_speak_for_the_adapted_network_and_nothing_against_it(changes, loss, blend, accepted):
+    verdict = decide("not-worse", Evidence(gain(*changes, loss=loss), support_loss=blend))
+    assert verdict.accepted is accepted
+    if not accepted:
+        assert verdict.reason.endswith("the adapted network")
+
+
+@pytest.mark.parametrize(("nats", "accepted"), [(9, False), (11, True)])
+def test_at_one_shot_a_nat_for_each_image_is_asked_for(nats, accepted):
+    weak = replace(gain(*[0] * 10), weak=True)
+    blend = SupportLoss(0.4, 2.0, 2.0 - nats / 10, 10)
+    assert decide("not-worse", Evidence(weak, support_loss=blend)).accepted is accepted
+
+
+def test_a_changed_classifier_is_refused_where_classes_have_no_image():
+    two = SUPPORT.part((SUPPORT.labels != 1).nonzero().flatten())
+    refused = fewshift.adapt(make_tiny(), two, method=L2(epochs=2))
+    assert not refused.accepted
+    assert refused.reason == "rejected: the classifier was changed and the support has no image of 1"
+    kept = fewshift.adapt(make_tiny(), two, method=FAST)
+    assert not kept.evidence.new_classifier
+    assert kept.evidence.unseen == ("1",)
+    assert any("no image of 1: the source's classifier was kept" in it for it in kept.evidence.facts)
+
+
+def test_agreement_on_unlabelled_images_bounds_what_can_change():
+    model, others = make_tiny(), make_support(30, seed=5).images
+    result = fewshift.adapt(model, make_support(1), method=FAST, unlabelled=others, accept="always")
+    same = (model(others).argmax(1) == result.model(others).argmax(1)).double().mean()
+    assert result.evidence.agreement == pytest.approx(float(same))
+    assert any("% of the predictions stay the same" in it for it in result.evidence.facts)
 
 
 def test_without_evidence_only_the_mild_guard_accepts():
@@ -117,6 +166,14 @@ def test_one_shot_is_weak_evidence_and_says_so():
     assert "classes have a single image" in result.evidence.words
 
 
+def test_few_of_the_classes_are_weak_evidence():
+    model = make_tiny(7)
+    result = fewshift.adapt(model, SUPPORT, method=FAST)
+    assert result.gain.weak
+    assert result.evidence.words == "fewer than half of the classes have images: weak evidence"
+    assert not fewshift.adapt(make_tiny(6), SUPPORT, method=FAST).gain.weak
+
+
 def test_what_cannot_do_without_a_class_has_no_evidence():
     result = fewshift.adapt(make_tiny(), make_support(1), method=METHODS["flute"](epochs=1))
     assert result.gain is None
@@ -138,6 +195,13 @@ def test_pixels_are_judged_image_by_image():
         answers = model(support.images)["out"].argmax(1)
     shares = [(a == y)[y != 255].double().mean() for a, y in zip(answers, support.labels, strict=True)]
     assert result.gain.before == pytest.approx(100 * float(torch.stack(shares).mean()))
+
+
+@pytest.mark.parametrize("method", [L2(epochs=1), FAST])
+def test_pictures_of_different_sizes_are_judged_too(method):
+    result = fewshift.adapt(street(), mixed_sizes(), method=method, accept="always")
+    assert result.gain is not None
+    assert result.gain.images == 3
 
 
 def test_the_name_alone_chooses_by_evidence():

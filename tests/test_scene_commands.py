@@ -135,6 +135,18 @@ def test_adapt_predict_and_evaluate_are_one_straight_line(run, scenes, delta):
     assert all(word in table for word in (*CLASSES, "mean IoU", "pixel accuracy", "source IoU", "adapted IoU"))
 
 
+def test_the_page_says_whether_images_were_looked_for_that_were_adapted_to(run, scenes, delta):
+    page = scenes / "dusk.html"
+    words = ["evaluate", *options(scenes), "--delta", delta, "--report", page]
+    assert run(*words, scenes / "test").code == 0
+    assert "this page cannot know" in page.read_text()
+    assert run(*words, "--support", scenes / "support", scenes / "test").code == 0
+    assert f"None of these images is among those of {scenes / 'support'}" in page.read_text()
+    refused = run(*words, "--support", scenes / "support", scenes / "support")
+    assert refused.code == 1
+    assert "5 of the 5 support images are also among the 5 evaluation images" in refused.stderr
+
+
 def test_the_page_shows_the_images_that_changed_most(run, scenes, delta):
     page = scenes / "dusk.html"
     done = run("evaluate", *options(scenes), "--delta", delta, scenes / "test", "--report", page, "--json")

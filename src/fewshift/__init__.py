@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fewshift.adaptation import Adaptation, Inspection, adapt, inspect
+    from fewshift.comparison import Comparison, compare
+    from fewshift.curve import LearningCurve, learning_curve
     from fewshift.data import Preprocess
     from fewshift.delta import Delta, apply, revert
     from fewshift.errors import FewshiftError
@@ -30,6 +32,10 @@ _HOMES = {
     "Inspection": "adaptation",
     "adapt": "adaptation",
     "inspect": "adaptation",
+    "Comparison": "comparison",
+    "compare": "comparison",
+    "LearningCurve": "curve",
+    "learning_curve": "curve",
     "Preprocess": "data",
     "Delta": "delta",
     "apply": "delta",
@@ -56,9 +62,11 @@ __all__ = [
     "METHODS",
     "AdaBN",
     "Adaptation",
+    "Comparison",
     "Delta",
     "FewshiftError",
     "Inspection",
+    "LearningCurve",
     "Method",
     "Network",
     "Preprocess",
@@ -71,8 +79,10 @@ __all__ = [
     "__version__",
     "adapt",
     "apply",
+    "compare",
     "draw_support",
     "inspect",
+    "learning_curve",
     "revert",
     "shift",
 ]

@@ -14,17 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from fewshift import progress as progress_
+from fewshift.calibration import Calibration, calibrated, calibration_of
 from fewshift.data import Preprocess
 from fewshift.data.inputs import as_support, as_unlabelled
 from fewshift.delta import Delta
 from fewshift.errors import FewshiftError
-from fewshift.evidence import Gain
+from fewshift.evidence import Gain, HeldOut, choose
 from fewshift.judgement import Accept, Evidence, check_accept, decide, gather
 from fewshift.leaks import find_leaks, refuse_leaks
 from fewshift.losses import Loss, cross_entropy
-from fewshift.method import Method, Needs
+from fewshift.method import Fitted, Method, Needs
 from fewshift.methods import LCCS, METHODS
 from fewshift.network import Layer, Network, Skipped, like, list_layers
+from fewshift.shifts import Shift, shift
 from fewshift.target import Augment, Support, Target, Unlabelled, checked_seed
 from fewshift.version import __version__
 
@@ -53,10 +55,12 @@ class Adaptation:
     accepted: bool
     reason: str
     evidence: Evidence
+    calibration: Calibration | None  # None where nothing was held out, or pixels have labels
     candidate: nn.Module  # the adapted network, whether it was accepted or not
     layers: tuple[LayerReport, ...]
     notes: dict[str, Any]
     support: Support | None
+    validation: Support | None  # labelled images apart from the support, where the evidence comes from such
     unlabelled: Unlabelled | None
     classes: tuple[str, ...] | None
     preprocess: Preprocess | None
@@ -78,6 +82,14 @@ class Adaptation:
         """What would have changed, had it been accepted."""
         return self._delta(self.candidate)
 
+    @cached_property
+    def shift(self) -> Shift | None:
+        """How far the images are from what the source network was trained on; None where that cannot be seen."""
+        images = self.unlabelled if self.support is None else self.support.images
+        with suppress(FewshiftError):
+            return shift(self.source, images)
+        return None
+
     def _delta(self, model: nn.Module) -> Delta:
         return Delta.between(
             self.source,
@@ -91,11 +103,11 @@ class Adaptation:
             version=__version__,
         )
 
-    def report(self, path: str | Path) -> Path:
-        """Write one self-contained HTML page that a colleague can read."""
+    def report(self, path: str | Path, delta: str | Path | None = None) -> Path:
+        """Write one self-contained HTML page that a colleague can read; `delta` is where the delta is kept."""
         from fewshift.report import adaptation_page
 
-        return adaptation_page(self, path)
+        return adaptation_page(self, path, delta)
 
 
 def adapt(
@@ -123,15 +135,15 @@ def adapt(
 
     `validate` is where the evidence comes from: "cv" (the support, cross-validated), "loo" (one image left out at a
     time), labelled images of the target that are not in the support, or None. `accept` is the guard: "not-worse"
-    unless the evidence is against it, "better", a number of points that the whole interval has to exceed, a callable
-    that is shown the gain, or "always". What is rejected comes back as the source network.
+    (something speaks for it, nothing against it), "better", a number of points that the whole interval has to exceed, a
+    callable that is shown the gain, or "always". What is rejected comes back as the source network.
 
     The name "lccs" alone, cross-validated, stands for LCCS(classifier="evidence"). The given model is never changed,
     nor is the global random state; the same arguments and seed give the same result.
     """
     began = time.perf_counter()
     check_accept(accept)
-    chosen = _recommended(method) if _is_word(validate, "cv") else method_of(method)
+    chosen = recommended(method) if _is_word(validate, "cv") else method_of(method)
     if chosen.needs is Needs.STREAM:
         raise FewshiftError(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
@@ -148,16 +160,18 @@ def adapt(
     with progress_.told_to(progress):
         wanted = "target images" if chosen.needs is Needs.NOTHING else f"{chosen.needs.value} images"
         images = target.some_images(chosen.name, wanted)
-        network, target = _fitting(model, target, images, head)
+        network, target = fitting(model, target, images, head)
         home = like(network.model, images).device
-        network_there = network if device is None else _moved(network, device)
+        network_there = network if device is None else moved(network, device)
         fitted = chosen.fit(network_there, target, seed)
         inside = validate is None or _is_word(validate, *INSIDE)
-        given = validate if inside else _labelled(validate, preprocess, target, classes)
+        given = validate if inside else labelled_apart(validate, preprocess, target, classes)
         evidence = gather(network_there, target, chosen, fitted, given, seed)
+        predictor, calibration = _calibrated(network_there, fitted, evidence, images)
     verdict = decide(accept, evidence)
     names = None if classes is None else tuple(classes)
-    candidate = fitted.predictor.to(home)
+    candidate = predictor.to(home)
+    divided = {"temperature": calibration.temperature} if calibration and calibration.applied else {}
     return Adaptation(
         model=candidate if verdict.accepted else network.with_tensors({}),
         source=model,
@@ -165,10 +179,12 @@ def adapt(
         accepted=verdict.accepted,
         reason=verdict.reason,
         evidence=evidence,
+        calibration=calibration,
         candidate=candidate,
         layers=_layer_reports(network.layers, network.skipped, fitted.layers),
-        notes=fitted.notes,
+        notes=fitted.notes | divided,
         support=target.support,
+        validation=None if inside else given,
         unlabelled=target.unlabelled,
         classes=names if target.support is None else target.support.classes,
         preprocess=preprocess if isinstance(preprocess, Preprocess) else None,
@@ -206,12 +222,12 @@ def inspect(model: nn.Module, images: Tensor | None = None, head: str | None = N
     return Inspection(type(model).__name__, parameters, network.layers, network.skipped, network.head, network.classes)
 
 
-def _recommended(method: str | Method | type[Method]) -> Method:
+def recommended(method: str | Method | type[Method]) -> Method:
     """A name alone stands for the settings that did best where evidence is gathered."""
     return LCCS(classifier="evidence") if method == LCCS.name else method_of(method)
 
 
-def _labelled(given: Any, preprocess: Any, target: Target, classes: Sequence[str] | None) -> Support:
+def labelled_apart(given: Any, preprocess: Any, target: Target, classes: Sequence[str] | None) -> Support:
     """Labelled images to judge by, none of which is in the support."""
     own = target.support.classes if target.support is not None else None
     if isinstance(given, str) and not Path(given).exists():
@@ -222,6 +238,21 @@ def _labelled(given: Any, preprocess: Any, target: Target, classes: Sequence[str
     if target.support is not None:
         refuse_leaks(find_leaks(target.support.images, labelled.images))
     return labelled
+
+
+def _calibrated(
+    network: Network, fitted: Fitted, evidence: Evidence, images: Tensor
+) -> tuple[nn.Module, Calibration | None]:
+    """The predictor under the temperature that held-out images give it, where they are enough to tell."""
+    held, gain = evidence.held, evidence.gain
+    if not isinstance(held, HeldOut) or gain is None:
+        return fitted.predictor, None
+    # where a method chose between several ways, the temperature is that of the way it took
+    answers = held.candidates.get(choose(held)) if held is fitted.held else None
+    found = calibration_of(held, answers)
+    if found is None:
+        return fitted.predictor, None
+    return calibrated(network, fitted.predictor, found, images, weak=gain.weak)
 
 
 def _is_word(value: Any, *words: str) -> bool:
@@ -239,7 +270,7 @@ def method_of(method: str | Method | type[Method]) -> Method:
     return METHODS[method]()
 
 
-def _fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:
+def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:
     """The view, and the target with pictures padded where the network takes only multiples of some size."""
     support = target.support
     if support is None or not support.dense:
@@ -260,7 +291,8 @@ def _fitting(model: nn.Module, target: Target, images: Tensor, head: str | None)
         raise
 
 
-def _moved(network: Network, device: torch.device | str) -> Network:
+def moved(network: Network, device: torch.device | str) -> Network:
+    """The view of a copy on that device, or one sentence when there is none."""
     try:
         return replace(network, model=network.with_tensors({}).to(torch.device(device)))
     except (RuntimeError, AssertionError) as error:

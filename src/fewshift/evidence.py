@@ -23,10 +23,11 @@ FOLDS = 5  # few, for the number: each adapts with most of the images
 REPEATED = 5  # adaptations with the whole support that a cross-validation may cost, about
 SINGLE_FOLDS = 6  # where classes have a single image
 LEVEL = 0.90  # of intervals
+CLEAR = math.log(20)  # nats: such a ratio of likelihoods, or a higher one, is seen by chance once in twenty times
 TEMPERATURES = torch.logspace(-2, 2, 81, dtype=torch.float64)
 
 
-SOURCE = "source"  # the candidate that changes nothing
+SOURCE = "source"  # the network that was given
 
 
 # folds
@@ -76,8 +77,8 @@ class HeldOut:
     """What the source network and adapted ones say about images that the latter had not seen.
 
     Rows are predictions; an image that was held out several times has several. `candidates` are the answers of all
-    that were tried, where an adaptation chose between several ways; `adapted` are then those of the way that would
-    have been chosen without the row's own fold.
+    ways to adapt that were tried, where there was a choice, the preferred one first; `adapted` are then those of the
+    way that would have been chosen without the row's own fold.
     """
 
     labels: Tensor  # (n,)
@@ -94,20 +95,18 @@ class HeldOut:
 def gathered(
     support: Support, folds: Sequence[Tensor], answer: Callable[[Support, Support], Mapping[str, Tensor]]
 ) -> HeldOut:
-    """Ask about every fold; `answer(kept, held)` gives logits by candidate, "source" among them.
-
-    What is `adapted` is chosen among the others, or is the source where there is no other.
-    """
+    """Ask about every fold; `answer(kept, held)` gives logits by candidate, and those of the "source" network."""
     answers = []
     for split in progress.track(splits(support, folds), "cross-validation"):
         with progress.told_to(_nobody):  # each fold is one step of what is told
             answers.append(answer(*split))
     names = [name for name in answers[0] if all(name in it for it in answers)]
     candidates = {name: torch.cat([it[name].double().cpu() for it in answers]) for name in names}
+    source = candidates.pop(SOURCE)
     images = torch.cat(list(folds))
     numbers = torch.cat([torch.full((len(fold),), number) for number, fold in enumerate(folds)])
     labels = support.targets[images.to(support.targets.device)].cpu()
-    held = HeldOut(labels, images, numbers, candidates[SOURCE], candidates[SOURCE], candidates)
+    held = HeldOut(labels, images, numbers, source, source, candidates)
     return replace(held, adapted=chosen_without_own_fold(held))
 
 
@@ -131,12 +130,16 @@ def log_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def choose(held: HeldOut, rows: Tensor | None = None) -> str:
-    """The candidate with the least cross-entropy on held-out images, each under its best temperature."""
+    """The first candidate, unless another is better by more than the standard error of the difference.
+
+    Better is a smaller cross-entropy on held-out images, each candidate under its best temperature. The least loss of
+    many is small by luck as much as by merit: with a few dozen images it is that of another one for every draw.
+    """
     rows = torch.arange(len(held)) if rows is None else rows
-    losses = {
-        name: float(log_losses(logits[rows], held.labels[rows]).mean()) for name, logits in held.candidates.items()
-    }
-    return min(losses, key=losses.__getitem__)
+    losses = {name: log_losses(logits[rows], held.labels[rows]) for name, logits in held.candidates.items()}
+    first, best = next(iter(losses)), min(losses, key=lambda name: float(losses[name].mean()))
+    change = _by_image(held.images[rows], losses[best] - losses[first])
+    return best if float(change.mean()) < -_standard_error(change) else first
 
 
 def chosen_without_own_fold(held: HeldOut) -> Tensor:
@@ -148,6 +151,44 @@ def chosen_without_own_fold(held: HeldOut) -> Tensor:
         name = choose(held, foreign.nonzero().flatten())
         answers[mine] = held.candidates[name][mine]
     return answers
+
+
+# on the support itself
+
+
+@dataclass(frozen=True)
+class SupportLoss:
+    """How much likelier a blend of source and support statistics makes the labels of the support.
+
+    The labels were used to find the blend, but it is one number for the whole network, the share `v` of the support's
+    statistics, and one number cannot fit much: by chance it makes labels 20 times as likely in 1.4 % of all cases. The
+    images also made the statistics that they are normalised by, which is worth more the fewer there are.
+    """
+
+    v: float
+    before: float  # mean cross-entropy with the source's statistics
+    after: float  # with the blend
+    images: int
+
+    @property
+    def nats(self) -> float:
+        """The log of how many times likelier the labels became, together."""
+        return self.images * (self.before - self.after)
+
+    @property
+    def words(self) -> str:
+        """In plain words."""
+        return (
+            f"with {100 * self.v:.0f} % of the support's statistics its own {self.images} labels are "
+            f"{times(self.nats)} likely"
+        )
+
+
+def times(nats: float) -> str:
+    """A ratio of likelihoods in words: 2.3 times as, or 2.3 times less."""
+    ratio = math.exp(min(abs(nats), 100))
+    number = "over 1,000" if ratio > 1000 else f"{ratio:.1f}"
+    return f"{number} times {'as' if nats >= 0 else 'less'}"
 
 
 # gain
@@ -171,6 +212,11 @@ class Gain:
     loss_change: float  # of the cross-entropy, each network under its best temperature; negative is better
     loss_error: float  # its standard error
     weak: bool = False
+
+    @property
+    def nats(self) -> float:
+        """The log of how many times likelier the labels of the held-out images became, together."""
+        return -self.images * self.loss_change
 
     @property
     def words(self) -> str:
@@ -224,7 +270,7 @@ def gain_from(
         per_class=per_class or {},
         interval="paired by image, normal after Agresti and Min",
         loss_change=float(loss_change.mean()),
-        loss_error=float(loss_change.std() / math.sqrt(len(change))) if len(change) > 1 else math.inf,
+        loss_error=_standard_error(loss_change),
         weak=weak,
     )
 
@@ -240,6 +286,10 @@ def paired_interval(change: Tensor, level: float = LEVEL) -> tuple[float, float]
     variance = (float(change.square().sum()) + 1) / total - mean**2
     half = float(torch.distributions.Normal(0, 1).icdf(torch.tensor((1 + level) / 2))) * math.sqrt(variance / total)
     return max(-1.0, mean - half), min(1.0, mean + half)
+
+
+def _standard_error(values: Tensor) -> float:
+    return float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.inf
 
 
 def _by_image(images: Tensor, values: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ def gives_output(model: nn.Module, head: str, images: Tensor) -> bool:
 def _scale(features: Tensor, labels: Tensor, classes: int) -> float:
     """The factor under which leave-one-out predictions of the support have the least cross-entropy.
 
-    With a single image in a class nothing can be left out, and a margin of ten between parallel and orthogonal is
-    taken instead.
+    As if one more image had been wrong: where all are right the factor would have no bound. With a single image in a
+    class nothing can be left out, and a margin of ten between parallel and orthogonal is taken instead.
     """
     length = float(features.norm(dim=1).mean().clamp(min=1e-12))
     counts = labels.bincount(minlength=classes)
@@ -104,5 +104,6 @@ def _scale(features: Tensor, labels: Tensor, classes: int) -> float:
     own = (sums[labels] - features) / (counts[labels] - 1).unsqueeze(1)
     cosines = features @ F.normalize(sums, dim=1).T
     cosines.scatter_(1, labels.unsqueeze(1), (features * F.normalize(own, dim=1)).sum(1, keepdim=True))
-    losses = torch.stack([F.cross_entropy(scale / length * cosines, labels) for scale in SCALES])
+    doubt = 1 / (len(labels) + 1)
+    losses = torch.stack([F.cross_entropy(it / length * cosines, labels, label_smoothing=doubt) for it in SCALES])
     return float(SCALES[losses.argmin()]) / length

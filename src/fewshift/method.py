@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from torch import nn
 
 from fewshift.errors import FewshiftError
-from fewshift.evidence import HeldOut
+from fewshift.evidence import HeldOut, SupportLoss
 from fewshift.network import Network
 from fewshift.target import Target
 
@@ -45,6 +45,7 @@ class Fitted:
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     held: HeldOut | None = None  # answers about support images by networks that had not seen them, if it made some
+    support_loss: SupportLoss | None = None  # what blending statistics does to it, if it was looked at
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,9 @@ class Card:
     classes: tuple[str, ...] | None = None
     steps: Mapping[str, Any] = field(default_factory=dict)  # of the preprocessing, by the names of its fields
     algorithm: Algorithm | None = None  # by which it was trained
+    sources: tuple[str, ...] = ()  # the domains it was trained on
+    held_out: float | None = None  # the share of each that was not, where `fewshift train` drew it
+    validation: Path | None = None  # a list of the images that were not, "path label" in each line, labels from 0
 
     def preprocess(self, own: Preprocess | None) -> Preprocess | None:
         """Lay these steps over the library's own: a card need not repeat what goes without saying."""
@@ -165,7 +168,18 @@ def read_card(path: Path) -> Card:
     if classes is not None and not _are_names(classes):
         raise FewshiftError(f"the card {path} has classes that are not a list of different names: mend it")
     steps = {step.name: data[step.name] for step in fields(Preprocess) if step.name in data}
-    return Card(path, arch, None if classes is None else tuple(classes), steps, _algorithm(data.get("algorithm"), path))
+    sources, recipe = data.get("sources"), data.get("recipe")
+    share = recipe.get("held_out") if isinstance(recipe, dict) else None
+    return Card(
+        path,
+        arch,
+        None if classes is None else tuple(classes),
+        steps,
+        _algorithm(data.get("algorithm"), path),
+        tuple(sources) if sources is not None and _are_names(sources) else (),
+        share if isinstance(share, (int, float)) else None,
+        path.parent / validation if isinstance(validation := data.get("validation"), str) else None,
+    )
 
 
 def _algorithm(told: Any, path: Path) -> Algorithm | None:

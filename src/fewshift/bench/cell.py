@@ -12,13 +12,16 @@ from fewshift.method import Method
 from fewshift.methods import METHODS
 from fewshift.streams import Condition
 
+OWN_SOURCE = "its own source"  # a target: images of the domains a network was trained on that it never saw
+
 
 @dataclass(frozen=True)
 class Cell:
     """A method with its settings, on a target domain, with k shots drawn by a seed, under a streaming condition.
 
     `largest_support` is the k of the support whose images are left out of the evaluation, so that all rows of a table
-    share one test set; `max_test` caps that set, drawn with a fixed seed.
+    share one test set; `max_test` caps that set, drawn with a fixed seed. A `flaw` spoils the support (see `flaws`).
+    `validate` judges the adaptation as `adapt` does: what is rejected is answered by the source network.
     """
 
     dataset: str
@@ -31,6 +34,8 @@ class Cell:
     condition: Condition = field(default_factory=Condition)
     largest_support: int = 10
     max_test: int | None = None
+    flaw: str | None = None
+    validate: str | None = None
 
     @property
     def key(self) -> str:

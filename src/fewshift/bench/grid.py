@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fewshift.bench.cell import Cell
+from fewshift.bench.cell import OWN_SOURCE, Cell
+from fewshift.bench.flaws import FLAWS
 from fewshift.data.collections import COLLECTIONS
 from fewshift.errors import FewshiftError
 from fewshift.method import Needs
@@ -28,6 +29,7 @@ IMAGE_METRICS = (
 PIXEL_METRICS = ("mean_iou", "mean_iou_present", "accuracy", "macro_recall")
 METRICS = tuple(dict.fromkeys(IMAGE_METRICS + PIXEL_METRICS))
 MEASURES = ("score", "v", "adapt_seconds", "epoch_seconds")
+VALIDATIONS = ("cv",)
 ARROW, OF = "->", "/"
 
 
@@ -70,6 +72,11 @@ def _printed(value: Any) -> bool:
     )
 
 
+def _one_of(known: Iterable[str]) -> Kind:
+    words = tuple(known)
+    return Kind(" or ".join(f"'{it}'" for it in words), lambda value: isinstance(value, str) and value in words)
+
+
 WORD = Kind("a word", _word)
 COUNT = Kind("a whole number from 1", _whole(1))
 GRID_KINDS = {
@@ -78,6 +85,7 @@ GRID_KINDS = {
     "dataset": WORD,
     "metric": WORD,
     "measure": WORD,
+    "validate": _one_of(VALIDATIONS),
     "targets": Kind('a list of different domains, such as ["sketch"]', _list_of(_word)),
     "seeds": Kind("a list of different whole numbers from 0, such as [0, 1, 2]", _list_of(_whole(0))),
     "max_test": COUNT,
@@ -87,6 +95,9 @@ ROW_KINDS = {
     "method": WORD,
     "label": WORD,
     "source": WORD,
+    "target": _one_of([OWN_SOURCE]),
+    "flaw": _one_of(FLAWS),
+    "validate": _one_of(VALIDATIONS),
     "settings": Kind("a table of settings, such as {epochs = 5}", lambda value: isinstance(value, dict)),
     "shots": Kind("a list of different whole numbers from 1, such as [1, 5]", _list_of(_whole(1))),
     "conditions": Kind("a list of tables, such as [{batch_size = 8}]", _list_of(lambda it: isinstance(it, dict))),
@@ -109,7 +120,8 @@ class Place:
 class Row:
     """One line of a table: a method with settings, at some shots, under some conditions; the paper's values beside.
 
-    `paper` gives a value for the label of a column, or for each of its shots; "average" is a column too.
+    `paper` gives a value for the label of a column, or for each of its shots; "average" is a column too. With the
+    target "its own source" the network of a column is adapted to, and judged on, held-out images of its own source.
     """
 
     method: str
@@ -118,6 +130,9 @@ class Row:
     shots: tuple[int, ...] = ()
     conditions: tuple[Condition, ...] = (Condition(),)
     source: str = ""  # of this row, where it is not the grid's
+    target: str = ""  # of this row, where it is not the column's
+    flaw: str = ""  # how its supports are spoilt
+    validate: str = ""  # how its adaptations are judged before they are handed over
     paper: Mapping[str, Any] | None = None
 
     @property
@@ -134,6 +149,7 @@ class Grid:
     - source: the name of the source network; {target}, {origin} and {seed} stand for the cell's own.
     - metric: which score counts, the data set's own by default.
     - measure: what the table holds: that score, the blend `v` that LCCS chose, or seconds.
+    - validate: "cv" judges the adaptations of all rows with shots as `adapt` does.
     """
 
     title: str
@@ -144,6 +160,7 @@ class Grid:
     dataset: str = ""
     metric: str = ""
     measure: str = "score"
+    validate: str = ""
     max_test: int | None = None
     largest_support: int = 10
 
@@ -188,7 +205,7 @@ class Grid:
             Cell(
                 dataset=place.dataset,
                 source=(row.source or self.source).format(target=place.target, origin=place.origin, seed=seed),
-                target=place.target,
+                target=row.target or place.target,
                 method=row.method,
                 settings=dict(row.settings or {}),
                 shots=shots,
@@ -196,6 +213,8 @@ class Grid:
                 condition=condition,
                 largest_support=self.largest_support,
                 max_test=self.max_test,
+                flaw=row.flaw or None,
+                validate=row.validate or (self.validate if row.shots else "") or None,
             )
             for seed in self.seeds
         ]
@@ -242,6 +261,12 @@ def _row(path: Path, data: dict[str, Any]) -> Row:
     if "shots" in given:
         given["shots"] = tuple(given["shots"])
     row = Row(**given)
+    _check_shots(path, row)
+    return row
+
+
+def _check_shots(path: Path, row: Row) -> None:
+    """Those who look at labels have some, and nobody else."""
     needs = METHODS[row.method].needs
     if needs is Needs.SUPPORT and not row.shots:
         raise FewshiftError(f"{path} has a row '{row.name}' without shots: give it some, such as shots = [1, 5]")
@@ -249,7 +274,9 @@ def _row(path: Path, data: dict[str, Any]) -> Row:
         raise FewshiftError(
             f"{path} has a row '{row.name}' with shots, and {row.method} sees no labels: leave them out"
         )
-    return row
+    for name in ("flaw", "validate"):
+        if getattr(row, name) and not row.shots:
+            raise FewshiftError(f"{path} has a row '{row.name}' with {name} and without shots: give it some")
 
 
 def _check(path: Path, grid: Grid) -> None:
@@ -269,6 +296,8 @@ def _check(path: Path, grid: Grid) -> None:
                 f"{path} has metric = {grid.metric!r}, which {place.dataset} has no labels for: "
                 f"choose one of {', '.join(fitting)}"
             )
+        if dataset is not None and dataset.dense:
+            _check_dense(path, grid, dataset.name)
     most = max((shots for row in grid.rows for shots in row.shots), default=0)
     if most > grid.largest_support:
         raise FewshiftError(f"{path} asks for {most} shots: set largest_support = {most} or more")
@@ -282,6 +311,14 @@ def _check(path: Path, grid: Grid) -> None:
             METHODS[row.method](**row.settings or {})
         except (KeyError, IndexError, ValueError, TypeError) as error:
             raise FewshiftError(f"{path} has a row '{row.name}' that cannot be run ({error}): correct it") from error
+
+
+def _check_dense(path: Path, grid: Grid, dataset: str) -> None:
+    for name in ("validate", "flaw", "target"):
+        if any(getattr(it, name, "") for it in (grid, *grid.rows)):
+            raise FewshiftError(
+                f"{path} has {name}, which works with labels for images, not pixels as {dataset} has: leave it out"
+            )
 
 
 def _place(text: str, dataset: str) -> Place:

@@ -13,6 +13,7 @@ from fewshift.bench.grid import Grid
 from fewshift.bench.pictures import classes_of, clouds, grouped, pictures_of, scenes_of
 from fewshift.bench.record import Record, Records
 from fewshift.bench.results import outcomes, table_of
+from fewshift.bench.trust import Trial, listing, picture, trials
 from fewshift.errors import FewshiftError
 from fewshift.report import html
 from fewshift.report.html import Failure, Run, Section
@@ -33,6 +34,7 @@ def run_page(folder: str | Path) -> Path:
     ours = [record for key, record in records.items() if key in keys]
     times = sorted(it["began"] for it in ours if "began" in it)
     name = folder.resolve().name
+    _, together = judged_of({file.stem: grid for file, grid in zip(grids, loaded, strict=True)}, records)
     run = Run(
         name,
         [_section(file.name, grid, records, f"{file.stem}-") for file, grid in zip(grids, loaded, strict=True)],
@@ -43,6 +45,7 @@ def run_page(folder: str | Path) -> Path:
         seconds=sum(it.get("seconds", 0.0) for it in ours),
         versions=_versions(ours),
         resume=f"fewshift bench {shlex.quote(name)}/grids/*.toml --out {shlex.quote(name)}",
+        together=listing("All grids: adaptations judged", together) if together else None,
     )
     return html.bench_page(run, folder / "report.html")
 
@@ -58,15 +61,27 @@ def _section(file: str, grid: Grid | FeatureGrid, records: Mapping[str, Record],
     )
     if isinstance(grid, FeatureGrid):
         return replace(section, pictures=clouds(grid, records, key))
-    found = outcomes(grid, records)
+    finished = outcomes(grid, records)
+    judged = trials(finished)
+    found = [it for it in finished if "trust" not in it.result]  # of the others, what matters is in the listing
     return replace(
         section,
         table=with_average(table_of(grid, records)),
+        listing=listing("Adaptations judged", judged) if judged else None,
         seeds=len(grid.seeds),
-        pictures=pictures_of(grid, found, key),
+        pictures=pictures_of(grid, found, key) + picture(judged, key),
         classes=classes_of(grid, found, key),
         scenes=scenes_of(grid, found, key),
     )
+
+
+def judged_of(
+    grids: Mapping[str, Grid | FeatureGrid], records: Mapping[str, Record]
+) -> tuple[dict[str, list[Trial]], list[Trial]]:
+    """The trials of every grid that has some, and those of all where several have."""
+    found = {name: outcomes(grid, records) for name, grid in grids.items() if isinstance(grid, Grid)}
+    judged = {name: them for name, it in found.items() if (them := trials(it))}
+    return judged, trials(it for name in judged for it in found[name]) if len(judged) > 1 else []
 
 
 def _failures(cells: Iterable[Experiment], records: Mapping[str, Record]) -> list[Failure]:
@@ -83,7 +98,8 @@ def _cell_words(cell: Experiment) -> str:
     if isinstance(cell, FeatureCell):
         return cell.label
     shots = "" if cell.shots is None else f", k = {cell.shots}"
-    return f"{cell.method} from {cell.source} to {cell.target}{shots}, seed {cell.seed}"
+    flaw = f", {cell.flaw}" if cell.flaw else ""
+    return f"{cell.method} from {cell.source} to {cell.target}{shots}{flaw}, seed {cell.seed}"
 
 
 def _versions(records: Iterable[Record]) -> dict[str, str]:

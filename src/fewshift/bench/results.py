@@ -70,7 +70,7 @@ def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
                 for place in grid.places
             ),
             _printed(row, "average", shots),
-            among=f"{condition.order} {condition.alpha}",
+            among=f"{condition.order} {condition.alpha} {row.target} {row.flaw}",
         )
         for row in grid.rows
         for shots, condition in product(row.shots or (None,), row.conditions)

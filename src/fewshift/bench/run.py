@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,15 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from fewshift import metrics
+from fewshift.adaptation import Adaptation, adapt
 from fewshift.bench.cell import Cell
+from fewshift.bench.flaws import Drawn, spoilt
 from fewshift.bench.scenes import Scenery, run_scenes
 from fewshift.errors import FewshiftError
-from fewshift.method import Fitted, Method, Needs
+from fewshift.method import Method, Needs
+from fewshift.methods import METHODS
 from fewshift.network import channels_last, like, logits_of
 from fewshift.target import Support, Target, Unlabelled, draw_support, others
 from fewshift.version import __version__
 
 TEST_SEED = 0  # of the cap on test images: the same images for every seed of the support
+GAIN = ("point", "low", "high", "images", "predictions", "wins", "losses", "weak", "nats", "loss_change", "loss_error")
 AT_ONCE = 16  # images a plain network predicts together: what fits into a processor's cache is fastest
 
 
@@ -39,6 +44,15 @@ class Images(Protocol):
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What an adaptation was worth, in its own eyes and in truth: both networks about the same images."""
+
+    facts: dict[str, Any]
+    source: Tensor  # probabilities, a row for each image of the test set
+    candidate: Tensor
+
+
+@dataclass(frozen=True)
 class Answers:
     """What a fitted method says about images, and what it noted and cost."""
 
@@ -47,6 +61,7 @@ class Answers:
     notes: dict[str, Any]
     layers: dict[str, dict[str, Any]]
     seconds: dict[str, float]
+    judged: Judged | None = None
 
 
 @dataclass
@@ -81,6 +96,14 @@ class Workshop:
             self._answers = cell.fit_key, make()
         return self._answers[1]
 
+    def source_answers(self, cell: Cell, indices: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+        """A row for each image of a cell's domain, `ask`ed for once: most test images are those of other cells too."""
+        known: dict[int, Tensor] = self._kept.setdefault(("answers", cell.dataset, cell.target, cell.source), {})
+        new = [it for it in indices.tolist() if it not in known]
+        if new:
+            known.update(zip(new, ask(torch.tensor(new)), strict=True))
+        return torch.stack([known[it] for it in indices.tolist()])
+
     def _once(self, key: tuple[str, ...], load: Callable[[Cell], Any], cell: Cell) -> Any:
         if key not in self._kept:
             self._kept[key] = load(cell)
@@ -92,21 +115,23 @@ def run(cell: Cell, workshop: Workshop) -> dict[str, Any]:
     network, method = workshop.network(cell), cell.build()
     scenery = workshop.scenery(cell)
     if scenery is not None:
+        if cell.flaw or cell.validate:
+            raise FewshiftError(f"{cell.dataset} has labels for pixels: leave flaw and validate out")
         return run_scenes(cell, method, network, scenery) | {"versions": versions()}
     domain = workshop.domain(cell)
     labels, classes = domain.labels, len(domain.classes)
     left_out, test = split(domain, cell)
     order = cell.condition.indices(labels[test], cell.seed, classes)
-    drawn = _drawn(domain, method, cell)
+    drawn, given = _drawn(domain, method, cell)
+    task = _Task(cell, method, network, domain, drawn, given, left_out)
 
     if sees_stream(method, drawn):
-        stream = [test[batch] for batch in order.split(cell.condition.batch_size)]
-        answers = _answers(method, network, domain, cell.seed, drawn, stream, left_out)
+        answers = _answers(task, [test[batch] for batch in order.split(cell.condition.batch_size)])
         probabilities = answers.probabilities
     else:
+        at_once = test.split(AT_ONCE)
         answers = workshop.answers(
-            cell,
-            lambda: _answers(method, network, domain, cell.seed, drawn, test.split(AT_ONCE), left_out),
+            cell, lambda: _judged(task, at_once, workshop) if cell.validate else _answers(task, at_once)
         )
         probabilities = answers.probabilities[order]
 
@@ -119,6 +144,8 @@ def run(cell: Cell, workshop: Workshop) -> dict[str, Any]:
         "tally": counts.tolist(),
         "classes": list(domain.classes),
         "support": drawn.tolist(),
+        **({"support_labels": given.tolist()} if cell.flaw else {}),
+        **({"trust": _trust(answers.judged, probabilities, order, truth)} if answers.judged else {}),
         "realised_counts": truth.bincount(minlength=classes).tolist(),
         "notes": answers.notes,
         "layers": answers.layers,
@@ -152,43 +179,116 @@ def sees_stream(method: Method, drawn: Tensor) -> bool:
     return method.needs in (Needs.STREAM, Needs.UNLABELLED)
 
 
-def _drawn(domain: Images, method: Method, cell: Cell) -> Tensor:
+def _drawn(domain: Images, method: Method, cell: Cell) -> Drawn:
+    """Where the support lies in its domain, and its labels, spoilt if that was asked for."""
     if cell.shots is None:
         if method.needs is Needs.SUPPORT:
             raise FewshiftError(f"{method.name} needs labelled images: give the row shots")
-        return torch.empty(0, dtype=torch.long)
+        if cell.flaw or cell.validate:
+            raise FewshiftError("there is no support to spoil or to judge by: give the row shots")
+        nothing = torch.empty(0, dtype=torch.long)
+        return nothing, nothing
     if cell.shots > cell.largest_support:
         raise FewshiftError(f"{cell.shots} shots are more than are left out: set largest_support to {cell.shots}")
-    return draw_support(domain.labels, cell.shots, cell.seed, domain.classes, skip_rare=domain.skip_rare)
+    drawn = draw_support(domain.labels, cell.shots, cell.seed, domain.classes, skip_rare=domain.skip_rare)
+    labels = domain.labels[drawn]
+    return spoilt(drawn, labels, cell.flaw, len(domain.classes), cell.seed) if cell.flaw else (drawn, labels)
 
 
-def _answers(
-    method: Method,
-    network: nn.Module,
-    domain: Images,
-    seed: int,
-    drawn: Tensor,
-    stream: Sequence[Tensor],
-    left_out: Tensor,
-) -> Answers:
+@dataclass(frozen=True)
+class _Task:
+    """A cell with all that is needed to answer it."""
+
+    cell: Cell
+    method: Method
+    network: nn.Module
+    domain: Images
+    drawn: Tensor
+    given: Tensor  # the labels of what was drawn
+    left_out: Tensor
+
+    def support(self) -> Support | None:
+        if not len(self.drawn):
+            return None
+        return Support(self.domain.images(self.drawn), self.given, self.domain.classes)
+
+    def left_out_answers(self, predictor: nn.Module, stream: Sequence[Tensor]) -> Tensor | None:
+        """About what the test set lacks, where it lacks nothing else: for the scores that count the support in."""
+        if sum(map(len, stream)) + len(self.left_out) < len(self.domain.labels):
+            return None
+        return _probabilities(predictor, self.domain.batches(self.left_out.split(len(stream[0]))))
+
+
+def _answers(task: _Task, stream: Sequence[Tensor]) -> Answers:
     """Fit, predict the stream, and after it the images that were left out, for the scores that count them in."""
-    support = Support(domain.images(drawn), domain.labels[drawn], domain.classes) if len(drawn) else None
-    unlabelled = Unlabelled(_Lazy(domain, torch.cat(list(stream)))) if sees_stream(method, drawn) else None
+    unlabelled = None
+    if sees_stream(task.method, task.drawn):
+        unlabelled = Unlabelled(_Lazy(task.domain, torch.cat(list(stream))))
+    target = Target(task.support(), unlabelled)
     began = time.perf_counter()
-    fitted = method.fit(network, Target(support, unlabelled), seed)
+    fitted = task.method.fit(task.network, target, task.cell.seed)
     adapted = time.perf_counter()
     predictor = fitted.predictor.to(memory_format=torch.channels_last)
-    probabilities = _probabilities(predictor, domain.batches(stream))
+    probabilities = _probabilities(predictor, task.domain.batches(stream))
     ended = time.perf_counter()
     notes = _small(fitted.notes) | _small(getattr(predictor, "record", {}))
-    whole = sum(map(len, stream)) + len(left_out) == len(domain.labels)
     return Answers(
         probabilities,
-        _probabilities(predictor, domain.batches(left_out.split(len(stream[0])))) if whole else None,
+        task.left_out_answers(predictor, stream),
         notes,
-        _layers(fitted),
+        _layers(fitted.layers),
         {"adapt": adapted - began, "predict": ended - adapted},
     )
+
+
+def _judged(task: _Task, stream: Sequence[Tensor], workshop: Workshop) -> Answers:
+    """Adapt as a user would, guard and all, and answer with what was handed over."""
+    support = task.support()
+    began = time.perf_counter()
+    result = adapt(task.network, support, method=task.method, validate=task.cell.validate, seed=task.cell.seed)
+    adapted = time.perf_counter()
+    source = METHODS["source"]().adapt(task.network, Target()).to(memory_format=torch.channels_last)
+
+    def asked(indices: Tensor) -> Tensor:
+        return _probabilities(source, task.domain.batches(indices.split(AT_ONCE)))
+
+    before = workshop.source_answers(task.cell, torch.cat(list(stream)), asked)
+    candidate = result.candidate.to(memory_format=torch.channels_last)
+    after = before if _same(candidate, source) else _probabilities(candidate, task.domain.batches(stream))
+    ended = time.perf_counter()
+    return Answers(
+        after if result.accepted else before,
+        task.left_out_answers(candidate if result.accepted else source, stream),
+        _small(result.notes),
+        _layers({it.name: it.details for it in result.layers if it.details}),
+        {"adapt": adapted - began, "predict": ended - adapted},
+        Judged(_facts(result), before, after),
+    )
+
+
+def _facts(result: Adaptation) -> dict[str, Any]:
+    """The verdict and what it rests on, as plain numbers and words."""
+    gain = None if result.gain is None else {name: getattr(result.gain, name) for name in GAIN}
+    return {
+        "gain": gain and {name: it if math.isfinite(it) else None for name, it in gain.items()},
+        "accepted": result.accepted,
+        "reason": result.reason,
+        "support_nats": None if result.evidence.support_loss is None else result.evidence.support_loss.nats,
+        "classifier": result.notes.get("classifier"),
+    }
+
+
+def _trust(judged: Judged, returned: Tensor, order: Tensor, truth: Tensor) -> dict[str, Any]:
+    """What was said of the adaptation, beside the accuracies of all three networks on the test images."""
+    answers = {"source": judged.source[order], "candidate": judged.candidate[order], "returned": returned}
+    right = {name: float((it.argmax(1) == truth).double().mean()) for name, it in answers.items()}
+    return judged.facts | {"accuracy": right}
+
+
+def _same(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two networks have the same tensors, so that there is nothing to ask the second."""
+    mine, its = one.state_dict(), other.state_dict()
+    return mine.keys() == its.keys() and all(torch.equal(tensor, its[name]) for name, tensor in mine.items())
 
 
 @torch.no_grad()
@@ -230,7 +330,7 @@ def _small(notes: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in notes.items() if not isinstance(value, (list, dict)) or len(value) <= 20}
 
 
-def _layers(fitted: Fitted) -> dict[str, dict[str, Any]]:
+def _layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Per layer the numbers, and of lists the first two: the weights of the source's and the support's statistics."""
     return {
         name: {
@@ -238,5 +338,5 @@ def _layers(fitted: Fitted) -> dict[str, dict[str, Any]]:
             for key, value in details.items()
             if isinstance(value, (int, float, list))
         }
-        for name, details in fitted.layers.items()
+        for name, details in layers.items()
     }

@@ -12,15 +12,16 @@ from pathlib import Path
 from torch import nn
 
 from fewshift import models
-from fewshift.bench.cell import Cell
+from fewshift.bench.cell import OWN_SOURCE, Cell
 from fewshift.bench.run import Images, Workshop
 from fewshift.bench.scenes import Scenery
 from fewshift.data import digits
 from fewshift.data.collections import find_collection
-from fewshift.data.copies import load_domain, load_scenes
-from fewshift.data.domain import Domain
+from fewshift.data.copies import load_domain, load_scenes, load_validation
+from fewshift.data.domain import Domain, joined
 from fewshift.data.preprocess import Preprocess
 from fewshift.errors import FewshiftError
+from fewshift.sources.gather import split
 
 MEMORY = 4 * 2**30  # bytes of decoded images that a workshop keeps
 MOST_DECODERS = 4  # processes; a network on a CPU does not outrun more
@@ -31,20 +32,26 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
 
     `weights` is a folder of safetensors files named after the cells' sources, each with its card. A domain is
     preprocessed as the card of the source network says. Images of a domain that found no room are decoded by other
-    processes while the network runs.
+    processes while the network runs. The card also says which domains are the network's own source.
     """
     room = MEMORY
 
-    @cache
-    def loaded(source: str) -> models.Loaded:
+    def file(source: str) -> Path:
         if weights is None:
             raise FewshiftError(f"where '{source}' lies is not known: pass --weights FOLDER with {source}.safetensors")
-        return models.load(None, Path(weights) / f"{source}.safetensors")
+        return Path(weights) / f"{source}.safetensors"
+
+    @cache
+    def loaded(source: str) -> models.Loaded:
+        return models.load(None, file(source))
 
     @cache
     def read(dataset: str, target: str, steps: Preprocess | None) -> Domain:
+        return kept(load_domain(dataset, target, data_root, steps))
+
+    def kept(domain: Domain) -> Domain:
         nonlocal room
-        found = replace(load_domain(dataset, target, data_root, steps), workers=decoders())
+        found = replace(domain, workers=decoders())
         if (size := found.decoded_bytes) > room:
             return found
         room -= size
@@ -63,12 +70,37 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
 
     def domain(cell: Cell) -> Images:
         if cell.dataset != "digits":
-            return read(cell.dataset, cell.target, loaded(cell.source).preprocess)
-        found = read(cell.dataset, cell.target, None)
+            steps = loaded(cell.source).preprocess
+            if cell.target == OWN_SOURCE:
+                return kept(held_out(cell.dataset, models.card_of(file(cell.source)), data_root, steps))
+            return read(cell.dataset, cell.target, steps)
         # at home a network is judged on what it was not trained on
-        return found.subset(digits.find_place(cell.source).parts()[1]) if cell.source == cell.target else found
+        at_home = cell.target in (OWN_SOURCE, cell.source)
+        found = read(cell.dataset, cell.source if at_home else cell.target, None)
+        return found.subset(digits.find_place(cell.source).parts()[1]) if at_home else found
 
     return Workshop(network, domain, scenery)
+
+
+def held_out(dataset: str, card: models.Card, root: str | None, steps: Preprocess | None) -> Domain:
+    """The images of a network's source domains that it was not trained on.
+
+    Those that `fewshift train` set aside, where the card says which share that was; the published validation lists
+    otherwise, which is right if it was trained by these lists.
+    """
+    known = find_collection(dataset)
+    names = [name for name in known.domains if name in card.sources]
+    if not names:
+        raise FewshiftError(
+            f"the card of a network does not say on which domains of {known.title} it was trained: "
+            f'add them to {card.path or "a card beside its weights"}, such as "sources": ["{known.domains[0]}"]'
+        )
+    if card.held_out is None:
+        return joined([load_validation(known, name, root, steps) for name in names])
+    if not card.held_out:
+        raise FewshiftError(f"{card.path} says that every source image was trained on: train with held_out above 0")
+    whole = {name: load_domain(known, name, root, steps) for name in names}
+    return joined([it.subset(split(known, name, len(it), card.held_out)[1]) for name, it in whole.items()])
 
 
 def decoders() -> int:

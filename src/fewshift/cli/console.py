@@ -113,7 +113,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 
 def _is_number(text: str) -> bool:
-    return text in {"-", "?"} or text.replace(".", "").replace(",", "").replace("-", "").isdigit()
+    return text in {"-", "?"} or text.replace(".", "").replace(",", "").replace("-", "").replace("+", "").isdigit()
 
 
 def number(value: Any) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -169,7 +171,7 @@ def adapt(
         )
     loaded = load_network(model, weights, classes, resize, crop, mean, std)
     labelled = None if support is None else read_support(support, loaded, shots, seed)
-    with progress_bar() as tell:
+    with progress_bar() as tell, _leaks_told():
         result = fewshift.adapt(
             loaded.model,
             labelled,
@@ -186,7 +188,7 @@ def adapt(
     wanted = out is not None and (result.accepted or write_rejected)
     written = {
         "delta": str(result.candidate_delta.save(out)) if out is not None and wanted else None,
-        "report": None if report is None else str(result.report(report)),
+        "report": None if report is None else str(result.report(report, out if wanted else None)),
     }
     if as_json:
         _print_adaptation(result, written)
@@ -194,6 +196,25 @@ def adapt(
         _tell_adaptation(result, written)
     if not result.accepted:
         raise typer.Exit(3)
+
+
+@contextmanager
+def _leaks_told() -> Iterator[None]:
+    """A warning about similar images is one sentence on stderr, as an error is."""
+    from fewshift.leaks import LeakWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LeakWarning)
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, LeakWarning):
+                typer.echo(f"warning: {message}", err=True)
+            else:
+                before(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _condition(text: str) -> str | float:
@@ -213,6 +234,7 @@ def _print_adaptation(result: Adaptation, written: Mapping[str, str | None]) -> 
             "accepted": result.accepted,
             "reason": result.reason,
             "gain": None if result.gain is None else asdict(result.gain),
+            "calibration": None if result.calibration is None else asdict(result.calibration),
             "method": result.method.name,
             "settings": result.method.settings(),
             "seconds": result.seconds,
@@ -231,6 +253,8 @@ def _tell_adaptation(result: Adaptation, written: Mapping[str, str | None]) -> N
     typer.echo(result.reason)
     if result.notes.get("classifier"):
         typer.echo(f"blend v = {number(result.notes['v'])}, classifier: {result.notes['classifier']}")
+    if result.calibration is not None and result.calibration.applied:
+        typer.echo(result.calibration.words)
     for skipped in (it for it in result.layers if it.skipped):
         typer.echo(f"left alone: {skipped.name} ({skipped.kind}): {skipped.skipped}")
     for what, file in written.items():
@@ -318,6 +342,9 @@ def evaluate(
     report: Annotated[
         Path | None, typer.Option(help="With pixel labels and a delta: write a page of the best and worst images here.")
     ] = None,
+    support: Annotated[
+        Path | None, typer.Option(help="The images it was adapted to: one that is also judged by is an error.")
+    ] = None,
     window: Window = None,
     stride: Stride = None,
     classes: Classes = None,
@@ -336,6 +363,11 @@ def evaluate(
     check_outputs([report], [weights, delta])
     if report is not None and delta is None:
         raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
+    if support is not None:
+        from fewshift.leaks import find_leaks, refuse_leaks
+
+        with _leaks_told():
+            refuse_leaks(find_leaks(support, labelled))
     loaded = load_network(model, weights, classes, resize, crop, mean, std, delta)
     networks = {"source": loaded}
     if delta is not None:  # both with the preprocessing and the classes that the delta carries
@@ -343,7 +375,13 @@ def evaluate(
     steps, view = steps_of(loaded), View(window, stride)
     if scenes := open_scenes(labelled, loaded, steps, view):
         judged = Judged({name: it.model for name, it in networks.items()}, scenes, view)
-        origin = {"network": loaded.name, "weights": weights, "delta": delta, "images": labelled}
+        origin = {
+            "network": loaded.name,
+            "weights": weights,
+            "delta": delta,
+            "images": labelled,
+            "support": support,
+        }
         print_scores(judged.scores, None if report is None else judged.page(report, origin), as_json)
         return
     view.refuse()

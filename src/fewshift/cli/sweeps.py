@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fewshift.bench.features import FeatureGrid
     from fewshift.bench.grid import Grid
     from fewshift.bench.record import Records
+    from fewshift.bench.trust import Trial
+    from fewshift.report.tables import Table
 
 
 @app.command()
@@ -92,12 +94,12 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print the tables of a run; write them as Markdown, CSV and LaTeX, and a page with figures, into its folder."""
-    from fewshift.bench.features import FeatureGrid, load_grid
+    from fewshift.bench import trust
+    from fewshift.bench.features import load_grid
     from fewshift.bench.grid import Grid
-    from fewshift.bench.page import run_page
+    from fewshift.bench.page import judged_of, run_page
     from fewshift.bench.record import Records
     from fewshift.bench.results import table_of
-    from fewshift.files import whole
     from fewshift.report import tables
 
     if not (run / "records.jsonl").is_file():
@@ -108,26 +110,31 @@ def report(
     finished = {
         name: tables.with_average(table_of(plan, found)) for name, plan in plans.items() if isinstance(plan, Grid)
     }
+    judged, together = judged_of(plans, found)
     page = run_page(run)
-    (run / "tables").mkdir(exist_ok=True)
-    for name, table in finished.items():
-        for ending, render in {"md": tables.markdown, "csv": tables.comma_separated, "tex": tables.latex}.items():
-            with whole(run / "tables" / f"{name}.{ending}") as draft:
-                draft.write_text(render(table), encoding="utf-8")
+    texts = {f"tables/{name}": _table_texts(table) for name, table in finished.items()}
+    texts |= {f"tables/{name}-judged": _trial_texts(plans[name].title, them) for name, them in judged.items()}
+    texts |= {"judged": _trial_texts("All grids", together)} if together else {}
+    _write(run, texts)
     counts = {name: _counts(plan.cells(), found) for name, plan in plans.items()}
     _tell_damage(records)
     if as_json:
         written = {name: tables.plain(table) for name, table in finished.items()}
-        print_json({"page": str(page), "cells": counts, "tables": written})
+        told = {"judged": {name: trust.plain(them) for name, them in judged.items()}} if judged else {}
+        told |= {"judged_together": trust.plain(together)} if together else {}
+        print_json({"page": str(page), "cells": counts, "tables": written, **told})
         return
     for name, plan in plans.items():
-        if name in finished:
-            typer.echo(tables.markdown(finished[name]))
-        elif isinstance(plan, FeatureGrid):
+        if not isinstance(plan, Grid):
             _print_gaps(plan, found)
+        for part in (f"tables/{name}", f"tables/{name}-judged"):
+            if part in texts:
+                typer.echo(texts[part]["md"])
         if counts[name]["failed"] or counts[name]["missing"]:
-            told = ", ".join(f"{count} {what}" for what, count in counts[name].items())
-            typer.echo(f"{name}: {told}", err=True)
+            gaps = ", ".join(f"{count} {what}" for what, count in counts[name].items())
+            typer.echo(f"{name}: {gaps}", err=True)
+    if together:
+        typer.echo(texts["judged"]["md"])
     typer.echo(f"tables: {run / 'tables'}, page: {page}")
 
 
@@ -256,6 +263,36 @@ def _check_plans(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> 
                     raise FewshiftError(
                         f"{file} has the target '{part}', which {known.name} lacks: use {', '.join(known.domains)}"
                     )
+
+
+def _table_texts(table: Table) -> dict[str, str]:
+    """The table of a grid by the ending of the file that it goes into."""
+    from fewshift.report import tables
+
+    return {"md": tables.markdown(table), "csv": tables.comma_separated(table), "tex": tables.latex(table)}
+
+
+def _trial_texts(title: str, them: Sequence[Trial]) -> dict[str, str]:
+    """The same for what became of judged adaptations; the numbers of each are in the CSV."""
+    from fewshift.bench import trust
+    from fewshift.report import tables
+
+    listing = trust.listing(f"{title}: adaptations judged", them)
+    return {
+        "md": tables.listing_markdown(listing),
+        "csv": trust.comma_separated(them),
+        "tex": tables.listing_latex(listing),
+    }
+
+
+def _write(run: Path, texts: Mapping[str, Mapping[str, str]]) -> None:
+    from fewshift.files import whole
+
+    (run / "tables").mkdir(exist_ok=True)
+    for name, endings in texts.items():
+        for ending, text in endings.items():
+            with whole(run / f"{name}.{ending}") as draft:
+                draft.write_text(text, encoding="utf-8")
 
 
 def _counts(cells: Sequence[Any], records: Mapping[str, Any]) -> dict[str, int]:

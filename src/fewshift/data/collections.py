@@ -49,6 +49,7 @@ class Collection:
     unnamed: int = 0  # how many classes there are where `classes` is empty
     palette: tuple[street.RGB, ...] = ()  # a colour for each class, where every pixel has a label
     support_from: Mapping[str, str] = field(default_factory=dict)  # target -> the domain that its support is drawn from
+    validation: str = ""  # the published list of a domain's images that networks are not trained on, where there is one
 
     @property
     def dense(self) -> bool:
@@ -130,6 +131,7 @@ _DESCRIBED = (
             "sketch": (772, 740, 753, 608, 816, 80, 160),
         },
         folders=("kfold",),
+        validation="{}_crossval_kfold.txt",
     ),
     Collection(
         name="visda",

@@ -84,6 +84,35 @@ def from_list(
     return Domain(tuple(found), torch.tensor(labels), tuple(classes), preprocess)
 
 
+def listed(
+    file: Path, collection: Collection, root: str | Path | None = None, preprocess: Preprocess | None = None
+) -> Domain:
+    """The images of a list of one's own, with paths below the collection's folder and labels from 0."""
+    home, _ = _home(collection, data_root(root), lambda folder, domain: _child(folder, domain) is not None)
+    return from_list(file, home, collection.classes, preprocess=preprocess or collection.preprocess)
+
+
+def load_validation(
+    collection: Collection | str, domain: str, root: str | Path | None = None, preprocess: Preprocess | None = None
+) -> Domain:
+    """The images of a domain that its published list keeps for validation, in the order of the list.
+
+    Lists lie beside the domains, or in a folder such as pacs_splits beside that of the images. Labels are from 1.
+    """
+    known = _known(collection, domain, dense=False)
+    if not known.validation:
+        raise FewshiftError(f"{known.title} has no published validation lists: use a network of `fewshift train`")
+    home, there = _home(known, data_root(root), lambda folder, domain: _child(folder, domain) is not None)
+    if domain not in there:
+        raise _no_domain(known, domain, home, there)
+    name = known.validation.format(domain)
+    places = [folder / name for folder in (home.parent / f"{known.name}_splits", home)]
+    file = next((it for it in places if it.is_file()), None)
+    if file is None:
+        raise FewshiftError(f"the published list {name} is not in {places[0].parent}: put it there")
+    return from_list(file, home, known.classes, 1, preprocess=preprocess or known.preprocess)
+
+
 def data_root(option: str | Path | None = None) -> Path:
     """The folder that holds the data sets: the one given, or the one FEWSHIFT_DATA names."""
     given = option or os.environ.get(DATA_VARIABLE)

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from fewshift import progress
 from fewshift.coefficients import Convex, Linear
 from fewshift.errors import FewshiftError
-from fewshift.evidence import SOURCE, HeldOut, choose, folds_of, gathered
+from fewshift.evidence import SOURCE, HeldOut, SupportLoss, choose, folds_of, gathered
 from fewshift.fit import Course, fit
 from fewshift.heads import centroids, cosine_logits, nearest_centroid_head, train_head
 from fewshift.losses import Loss, mean_entropy
@@ -31,7 +31,7 @@ from fewshift.statistics import Moments, Normal, Span, merged, normalised, sourc
 from fewshift.target import MINIBATCH, Support, Target, minibatches, private_randomness
 
 MOST_CANDIDATES = 1001
-STATISTICS = ("source", "initial", "learned")
+CLASSIFIERS = ("finetuned", "ncc", "source")  # the preferred one first
 EMA = "minibatches, exponential average"
 NCC_SHOTS = 5  # from here on the paper replaces the source classifier by nearest centroids
 
@@ -67,8 +67,8 @@ class LCCS(Method):
     - combination: "linear", or "convex" (one weight in [0, 1] per layer and moment, n = 1).
     - objective: "cross-entropy", or "entropy" (labels unused).
     - classifier: "source", "finetuned" (for classifier_epochs), "ncc", "auto" = source below 5 shots, NCC from 5, or
-      "evidence": classifier and statistics (the source's, the initial blend's, the learned ones) that do best on
-      support images held out in turn; the source network itself is among the candidates.
+      "evidence": finetuned, unless another does clearly better on support images held out in turn. The source's
+      classifier stays where a class has a single image or none.
     - statistics: "exact" (one pass over the whole support per candidate), "ema" (init_epochs augmented epochs), or
       "auto" = exact unless there is an augmentation.
     - variant: "paper", or "released" = the authors' code with its quirks.
@@ -132,14 +132,11 @@ class LCCS(Method):
         stages = self._stages(workshop, support, loss, seed)
         start, spans, learned = stages.start, stages.spans, stages.learned
         held = self._evidence(workshop, support, target, loss, seed) if self.classifier == "evidence" else None
-        statistics, kind = (
-            ("learned", self._choose_classifier(workshop, support)) if held is None else _ways(choose(held))
-        )
-        normals = stages.normals(workshop, statistics)
-        head = self._classify(workshop, normals, support, target.cost, kind, seed)
+        kind = self._choose_classifier(workshop, support) if held is None else _kind(choose(held))
+        head = self._classify(workshop, learned.normals, support, target.cost, kind, seed)
 
         return Fitted(
-            network.with_tensors(merged(network, normals) | head.tensors),
+            network.with_tensors(merged(network, learned.normals) | head.tensors),
             layers=_layer_notes(workshop, spans, learned),
             notes={
                 "v": _common(start.blend),
@@ -151,9 +148,9 @@ class LCCS(Method):
                 "epoch_seconds": learned.course.epoch_seconds,
                 "classifier": head.kind,
                 "classifier_loss": head.losses,
-                "final_statistics": statistics,
             },
             held=held,
+            support_loss=self._support_loss(start, support),
         )
 
     def _stages(self, network: Network, support: Support, loss: Loss, seed: int) -> Stages:
@@ -162,30 +159,35 @@ class LCCS(Method):
         spans = self._span(network, support, start)
         return Stages(start, spans, self._learn(network, spans, support, start.blend, loss, seed))
 
-    def _evidence(self, network: Network, support: Support, target: Target, loss: Loss, seed: int) -> HeldOut | None:
-        """Cross-validate every way to end: which statistics, under which head.
+    def _support_loss(self, start: Start, support: Support) -> SupportLoss | None:
+        """What the initial blend did for the labels of the support; None where they were not asked, or per pixel."""
+        if not start.curve or self.objective == "entropy" or support.dense:
+            return None
+        return SupportLoss(next(iter(start.blend.values())), start.curve[0]["loss"], start.loss, len(support))
 
-        The stages are run once for each fold, whatever number of ways comes out of them.
+    def _evidence(self, network: Network, support: Support, target: Target, loss: Loss, seed: int) -> HeldOut | None:
+        """Cross-validate the classifiers: the other stages are run once for each fold, whatever stands on top.
+
+        A class that is not adapted to would be forgotten by a new classifier, and no held-out image could tell: then
+        the source's is kept.
         """
         folds = [] if support.dense else folds_of(support, "cv", seed)
         if not folds:
             return None
+        complete = len(support.counts) == network.classes and support.shots > 1
+        kinds = CLASSIFIERS if complete and network.head is not None else ("source",)
 
         def answer(kept: Support, held: Support) -> dict[str, Tensor]:
-            stages = self._stages(network, kept, loss, seed)
-            complete = len(kept.counts) == network.classes and kept.shots > 1
-            kinds = ("source", "finetuned", "ncc") if complete else ("source", "finetuned")
-            found = {}
-            for statistics in STATISTICS:
-                normals = stages.normals(network, statistics)
-                for kind in kinds if network.head is not None else ("source",):
-                    head = self._classify(network, normals, kept, target.cost, kind, seed)
-                    model = normalised(network, normals)
-                    state = model.state_dict()
-                    with torch.no_grad():
-                        for name, tensor in head.tensors.items():
-                            state[name].copy_(tensor)
-                    found[_way(statistics, kind)] = _logits(model, held)
+            normals = self._stages(network, kept, loss, seed).learned.normals
+            found = {SOURCE: _logits(network.model, held)}
+            for kind in kinds:
+                head = self._classify(network, normals, kept, target.cost, kind, seed)
+                model = normalised(network, normals)
+                state = model.state_dict()
+                with torch.no_grad():
+                    for name, tensor in head.tensors.items():
+                        state[name].copy_(tensor)
+                found[_candidate(kind)] = _logits(model, held)
             return found
 
         return gathered(support, folds, answer)
@@ -409,23 +411,11 @@ class Learned:
 
 @dataclass(frozen=True)
 class Stages:
-    """The first three stages, and the statistics that each of them ends with."""
+    """What the first three stages found."""
 
     start: Start
     spans: dict[str, Span]
     learned: Learned
-
-    def normals(self, network: Network, which: str) -> dict[str, Normal]:
-        """None for the source's own, those of the initial blend, or the learned ones."""
-        if which == "source":
-            return {}
-        if which == "learned":
-            return self.learned.normals
-        source = source_layers(network)
-        return {
-            name: source[name].blend(Normal(span.mean[:, 1], span.std[:, 1]), self.start.blend[name])
-            for name, span in self.spans.items()
-        }
 
 
 @dataclass(frozen=True)
@@ -437,13 +427,12 @@ class Head:
     losses: list[float] = field(default_factory=list)
 
 
-def _way(statistics: str, kind: str) -> str:
-    return SOURCE if (statistics, kind) == ("source", "source") else f"{statistics} statistics, {kind} classifier"
+def _candidate(kind: str) -> str:
+    return f"{kind} classifier"
 
 
-def _ways(name: str) -> tuple[str, str]:
-    """(statistics, classifier) of a candidate."""
-    return next((s, k) for s in STATISTICS for k in ("source", "finetuned", "ncc") if _way(s, k) == name)
+def _kind(candidate: str) -> str:
+    return candidate.removesuffix(" classifier")
 
 
 @torch.no_grad()

@@ -313,6 +313,77 @@ def accuracies(draws: Mapping[str, Sequence[float]], level: float, *, key: str, 
     return _drawn(paint, key, alt, height=0.75 + 0.32 * len(draws))
 
 
+def gains(rows: Mapping[str, tuple[float, float, float]], *, label: str, key: str, alt: str) -> str:
+    """Per row a difference and its interval (point, low, high); the dashed line is no difference."""
+
+    def paint(axes: Any) -> None:
+        axes.set_xlabel(label, loc="right")  # beneath long names too it has room
+        axes.axvline(0, **DASHED)
+        for place, (point, low, high) in enumerate(rows.values()):
+            around = [[point - low], [high - point]]
+            axes.errorbar([point], [place], xerr=around, color=FIRST, marker="o", markersize=6, elinewidth=2.2)
+        _name_rows(axes, list(rows))
+
+    return _drawn(paint, key, alt, height=0.75 + 0.32 * len(rows))
+
+
+def gain_curve(
+    draws: Mapping[int, Sequence[float]], *, across: str, label: str, flat_from: int | None, key: str, alt: str
+) -> str:
+    """Differences against k, on a logarithmic axis: mean ± standard deviation, the draws as dots beside them."""
+    means, spreads = zip(*map(_mean_and_spread, draws.values()), strict=True)
+    values = [value for them in draws.values() for value in them]
+
+    def paint(axes: Any) -> None:
+        axes.set(xlabel=across, ylabel=label, xscale="log", xlim=(min(draws) / 1.2, max(draws) * 1.3))
+        axes.set_xticks(list(draws), [f"{k}" for k in draws])
+        axes.minorticks_off()
+        axes.axhline(0, **DASHED)
+        for k, them in draws.items():
+            axes.plot([k * 1.07] * len(them), them, color=FAINT, marker="o", markersize=2.5, linestyle="")
+        axes.errorbar(list(draws), means, yerr=spreads, color=FIRST, marker="o", elinewidth=0.9, capsize=2.5)
+        if flat_from is not None:
+            place = (flat_from, means[list(draws).index(flat_from)])
+            axes.plot(*place, color=SECOND, marker="o", markersize=9)
+            words = {"textcoords": "offset points", "ha": "left", "va": "top"}  # larger k leave room at the right
+            axes.annotate(f"flat from k = {flat_from}", (place[0], min(draws[flat_from])), (-5, -9), **words)
+        margin = max(0.12 * (max(values) - min(values)), LEAST_POINTS / 2)
+        axes.set_ylim(min(0.0, *values) - 2 * margin, max(0.0, *values) + margin)
+
+    return _drawn(paint, key, alt)
+
+
+class Estimate(NamedTuple):
+    """A quantity in truth, and as it was estimated with its interval."""
+
+    truth: float
+    point: float
+    low: float
+    high: float
+
+
+def estimates(groups: Mapping[str, Sequence[Estimate]], *, across: str, label: str, key: str, alt: str) -> str:
+    """Estimates (up) against the truth (across) on the same scale: on the diagonal they are exact."""
+    every = [it for group in groups.values() for it in group]
+    numbers = [number for it in every for number in (it.truth, it.point)]  # intervals may leave the picture
+    margin = max(LEAST_POINTS, 0.08 * (max(numbers) - min(numbers)))
+    span = (min(numbers) - margin, max(numbers) + margin)
+
+    def paint(axes: Any) -> None:
+        axes.set(xlabel=across, ylabel=label, xlim=span, ylim=span, aspect="equal")
+        axes.plot(span, span, zorder=0, **DASHED)
+        for line in (axes.axhline, axes.axvline):
+            line(0, color=FAINT, linewidth=0.4, zorder=0)
+        handles: list[Any] = []
+        for group, mark in zip(groups.values(), itertools.cycle(MARKS), strict=False):
+            truth = [it.truth for it in group]
+            axes.vlines(truth, [it.low for it in group], [it.high for it in group], color=mark["color"], alpha=0.25)
+            handles += axes.plot(truth, [it.point for it in group], linestyle="", markersize=4, alpha=0.8, **mark)
+        _name_lines(axes, handles, list(groups))
+
+    return _drawn(paint, key, alt, height=WIDTH - 0.4 + _legend_height(list(groups)))
+
+
 class Strips(NamedTuple):
     """A PNG as a data URI, and its size in pixels."""
 
@@ -389,7 +460,7 @@ def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 def _short(name: str, most: int = LONG_NAME) -> str:
     """A name as a picture can hold it: one line, not too long; a leading underscore would hide it from a legend."""
-    line = " ".join(name.split())
+    line = " ".join(name.split()).encode("utf-8", "replace").decode()  # a file name may hold bytes that are no text
     line = line if len(line) <= most else line[: most - 1] + "…"
     return f" {line}" if line.startswith("_") else line
 

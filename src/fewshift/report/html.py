@@ -15,30 +15,51 @@ from fewshift.files import whole
 from fewshift.method import Needs
 from fewshift.methods import METHODS
 from fewshift.report import figures, words
+from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, Judged, judged
 from fewshift.report.pages import rendered
 from fewshift.report.scenes import Scene, Scores, change_of, side_by_side, support_scenes
-from fewshift.report.tables import Table
+from fewshift.report.tables import Listing, Table
 from fewshift.version import __version__
 
 if TYPE_CHECKING:
     from fewshift.adaptation import Adaptation
+    from fewshift.comparison import Comparison
+    from fewshift.curve import LearningCurve
     from fewshift.demo import Demo, Row
 
 PICTURED = 6  # scenes of a support set that a page shows
+MATRIX = 20  # classes of which a page shows a matrix; of more, a table of what changed most
+PAIRS = 12  # lines of that table
+PLACE = "place.safetensors"  # a delta that was not saved yet
 
 
-def adaptation_page(result: Adaptation, path: str | Path) -> Path:
-    """What an adaptation changed, and how to use, keep or undo it."""
+def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | None = None) -> Path:
+    """Whether to trust an adaptation, what it changed, and how to use, keep or undo it.
+
+    `delta` is the file in which it is kept, for the lines that a reader copies.
+    """
+    found = judged(result)
     return _write(
         path,
         "adaptation.html",
         result=result,
+        changes=words.changes(result),
+        judged=found,
+        facts=words.facts(result),
+        verdicts=(WRONG, RIGHT, STILL),
+        tally=[f"{found.count(it)} {it}" for it in (WRONG, RIGHT, STILL) if found.count(it)] if found else [],
+        most=MOST,
+        matrices=_matrices(found) if found and len(found.names) <= MATRIX else [],
+        pairs=found.pairs(PAIRS) if found and len(found.names) > MATRIX else [],
+        shift=_shift(result),
         layers=[it for it in result.layers if it.skipped is None],
         skipped=[it for it in result.layers if it.skipped is not None],
         learning=_learning(result),
         change=_change(result),
         scenes=_support_scenes(result),
         pictured=PICTURED,
+        file=str(delta or PLACE),
+        saved=delta is not None,
         versions=_versions(),
     )
 
@@ -58,6 +79,16 @@ def evaluation_page(
     )
 
 
+def comparison_page(result: Comparison, path: str | Path) -> Path:
+    """Several methods on the same held-out images: a table, a picture, and every difference."""
+    return _write(path, "comparison.html", result=result, versions=_versions())
+
+
+def curve_page(result: LearningCurve, path: str | Path) -> Path:
+    """The gain for growing k: a picture, a table, and whether more labels are worth it."""
+    return _write(path, "curve.html", result=result, versions=_versions())
+
+
 def demo_page(demo: Demo, path: str | Path) -> Path:
     """What the demonstration found, with pictures of both domains."""
     example = demo.example
@@ -73,7 +104,7 @@ def demo_page(demo: Demo, path: str | Path) -> Path:
         streaming=[row.method for row in demo.rows if METHODS[row.method].needs is Needs.STREAM],
         strips=figures.strips(demo.source_images, demo.target_images),
         chart=_chart(demo.rows, before),
-        pictures=_learning(example) + _change(example),
+        pictures=_learning(example) + _change(example) + _shift(example),
     )
 
 
@@ -128,6 +159,7 @@ class Section:
     done: int
     failures: Sequence[Failure]
     table: Table | None = None
+    listing: Listing | None = None
     seeds: int = 1
     pictures: Sequence[Picture] = ()
     classes: Sequence[Classes] = ()
@@ -152,6 +184,7 @@ class Run:
     seconds: float
     versions: Mapping[str, str]
     resume: str
+    together: Listing | None = None  # of the sections that have a listing, where there are several
 
 
 def _learning(result: Adaptation) -> list[Picture]:
@@ -171,7 +204,8 @@ def _learning(result: Adaptation) -> list[Picture]:
             f"support's (v = 1). Chosen: v = {chosen:g}."
         )
         pictures.append(Picture(svg, caption))
-    for key, what in (("support_loss", "the coefficients"), ("classifier_loss", "the classifier")):
+    what_is_learned = "the coefficients" if any(it.details for it in result.layers) else "the weights"
+    for key, what in (("support_loss", what_is_learned), ("classifier_loss", "the classifier")):
         if epochs := result.notes.get(key):
             svg = figures.loss_curve(
                 epochs,
@@ -183,8 +217,26 @@ def _learning(result: Adaptation) -> list[Picture]:
     return pictures
 
 
+def _matrices(found: Judged) -> list[Picture]:
+    """What was taken for what, before and after."""
+    pictures = []
+    for key, network, counts in (("before", "the source network", found.before), ("after", "adapted", found.after)):
+        right, total = int(counts.diagonal().sum()), int(counts.sum())
+        facts = f"{right} of {words.counted(total, 'answer')} right"
+        shares = counts.double() / counts.sum(1, keepdim=True)  # NaN for a class without an image
+        svg = figures.confusion(
+            shares.tolist(),
+            found.names,
+            key=f"confusion-{key}",
+            alt=f"Confusion matrix on held-out images, {network}: {facts}.",
+        )
+        caption = f"{words.sentence(network)}: for each true class (row), the answers in percent. {facts}."
+        pictures.append(Picture(svg, caption))
+    return pictures
+
+
 def _change(result: Adaptation) -> list[Picture]:
-    """Per layer: the coefficients that were learned, and how far the support is from the source."""
+    """The coefficients that were learned for each layer."""
     details = [layer.details for layer in result.layers if layer.details]
     v = result.notes.get("v")
     pictures = []
@@ -203,39 +255,57 @@ def _change(result: Adaptation) -> list[Picture]:
             dashed = "" if start is None else f" Dashed: where all started, {start:g}."
             caption = f"How much each layer takes of the {whose}'s mean and standard deviation.{dashed}"
             pictures.append(Picture(svg, caption))
+    return pictures
+
+
+def _shift(result: Adaptation) -> list[Picture]:
+    """Per layer: how far what the source network sees of the images is from what it was trained on."""
+    found = result.shift
+    if found is None or len(found.layers) < 2:  # a single layer is no curve
+        return []
+    pictures = []
     for key, label, level, caption in SHIFTS:
-        if values := [it[key] for it in details if key in it]:
-            svg = figures.over_layers(
-                {label: values},
-                label=label,
-                level=level,
-                key=key.replace("_", "-"),
-                alt=f"{caption} From {_range(values)} over {len(values)} layers.",
-            )
-            pictures.append(Picture(svg, caption))
+        values = [getattr(layer, key) for layer in found.layers]
+        svg = figures.over_layers(
+            {label: values},
+            label=label,
+            level=found.threshold if level is None else level,
+            key=key.replace("_", "-"),
+            alt=f"{caption} From {_range(values)} over {words.counted(len(values), 'layer')}.",
+        )
+        pictures.append(Picture(svg, caption))
     return pictures
 
 
 SHIFTS = (
     (
+        "score",
+        "score",
+        None,  # the threshold
+        "How far each layer is from the source, in units of what as many images of the source would be off by chance. "
+        "Dashed: the alarm, which counts for all layers together.",
+    ),
+    (
         "mean_shift",
         "mean shift",
         0.0,
-        "How far the support's means lie from the source's, in the source's standard deviations "
+        "How far the images' means lie from the source's, in the source's standard deviations "
         "(root mean square over channels).",
     ),
     (
         "std_ratio",
         "ratio of deviations",
         1.0,
-        "Standard deviations of the support over those of the source (geometric mean over channels).",
+        "Standard deviations of the images over those of the source (geometric mean over channels).",
     ),
 )
 
 
 def _support_scenes(result: Adaptation) -> Markup | None:
     """The first images with pixel labels, and what both networks say about them."""
-    networks = {"source": result.source, "adapted": result.model} if result.delta.bits else {"source": result.source}
+    networks = {"source": result.source}
+    if words.changes(result).bits:
+        networks["adapted" if result.accepted else "rejected"] = result.candidate
     scenes = support_scenes(result.support, networks, result.preprocess, PICTURED) if result.support else []
     return side_by_side(scenes, result.classes, key="support") if scenes else None
 

@@ -35,6 +35,7 @@ Palette = Sequence[Colour]
 WRONG: Colour = (214, 40, 57)
 ORIGIN = "fewshift"  # the key of a label file's note
 LARGEST = 480  # pixels of a thumbnail's longer side: sharp at a quarter of a wide page
+TINY = 64  # pixels of a longer side that shows every one of them
 NAMED = 3  # classes that a picture's text names
 
 
@@ -116,8 +117,9 @@ class Thumbnail(NamedTuple):
 
 
 def thumbnail(image: Image.Image, alt: str, largest: int = LARGEST) -> Thumbnail:
-    """Small enough for a page: labels as PNG, in which no colour is mixed with another, photographs as JPEG."""
-    kind, options = ("png", {"optimize": True}) if image.mode == "P" else ("jpeg", {"quality": 82})
+    """Small enough for a page: labels, and what has few pixels, as PNG, which mixes no colours, photographs as JPEG."""
+    exact = image.mode == "P" or max(image.size) < TINY
+    kind, options = ("png", {"optimize": True}) if exact else ("jpeg", {"quality": 82})
     scale = min(1.0, largest / max(image.size))
     width, height = size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     if size != image.size:
@@ -167,7 +169,7 @@ def support_scenes(
     return [
         Scene(
             name=f"image {number}",
-            pixels=_bytes(image, preprocess),
+            pixels=as_bytes(image, preprocess),
             labels=labels.cpu(),
             answers={name: label_map(network, image).labels.cpu() for name, network in networks.items()},
         )
@@ -331,7 +333,7 @@ def _present(scenes: Sequence[Scene]) -> list[int]:
     return sorted({label for picture in pictures for label in picture.unique().tolist()})
 
 
-def _bytes(image: Tensor, preprocess: Preprocess | None) -> Tensor:
+def as_bytes(image: Tensor, preprocess: Preprocess | None) -> Tensor:
     """A preprocessed image as it was; if how it was preprocessed is not known, darkest to brightest."""
     image = image.detach().cpu().float()
     if preprocess is None or preprocess.channels != len(image):

@@ -91,6 +91,17 @@ class Table:
         return found
 
 
+@dataclass(frozen=True)
+class Listing:
+    """A table of words, with what has to be known to read it and what follows from it, as sentences."""
+
+    title: str
+    header: str
+    columns: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    sentences: tuple[str, ...] = ()
+
+
 def is_ahead(first: Entry, second: Entry) -> bool:
     """Whether the mean paired difference over the seeds both have is larger than its standard error."""
     shared = sorted(first.values.keys() & second.values.keys())
@@ -130,6 +141,25 @@ def markdown(table: Table) -> str:
         ]
         rows.append("| " + " | ".join([*(_cell(tell(line)) for _, tell in _leading(table)), *cells]) + " |")
     return f"### {_cell(table.title)}\n\n{_header(table)}\n\n" + "\n".join(rows) + "\n"
+
+
+def listing_markdown(listing: Listing) -> str:
+    """A pipe table, and beneath it the sentences."""
+    rows = ["| " + " | ".join(map(_cell, line)) + " |" for line in (listing.columns, *listing.lines)]
+    rows.insert(1, "|" + "---|" * len(listing.columns))
+    text = f"### {_cell(listing.title)}\n\n{listing.header}\n\n" + "\n".join(rows) + "\n"
+    return text + "".join(f"\n- {it}" for it in map(_cell, listing.sentences)) + ("\n" if listing.sentences else "")
+
+
+def listing_latex(listing: Listing) -> str:
+    """A booktabs table; the sentences are comments."""
+    head, *rows = (
+        " & ".join(_escape(it).replace("±", r"$\pm$") for it in line) + r" \\"
+        for line in (listing.columns, *listing.lines)
+    )
+    body = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
+    notes = "".join(f"% {' '.join(it.split())}\n" for it in (listing.header, *listing.sentences))
+    return f"{notes}\\begin{{tabular}}{{l{'c' * (len(listing.columns) - 1)}}}\n{body}\n\\end{{tabular}}\n"
 
 
 def comma_separated(table: Table) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fewshift.delta import Delta
+from fewshift.evidence import HeldOut
 from fewshift.target import Support
 
 if TYPE_CHECKING:
     from fewshift.adaptation import Adaptation, LayerReport
 
 ETA, RHO = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER RHO}"
+NAMED = 4  # tensors
+HEADS = {"source": "the source's", "finetuned": "the finetuned one", "ncc": "nearest centroids"}
 CLASSIFIERS = {
     "source": "kept the classifier",
     "finetuned": "trained the classifier further",
@@ -23,15 +28,22 @@ CLASSIFIERS = {
 
 def title(result: Adaptation) -> str:
     """What the page is about."""
-    network = type(result.source).__name__
-    return f"{network}, adapted by {type(result.method).__name__}" if result.delta.bits else f"{network}, left as it is"
+    network, method = type(result.source).__name__, type(result.method).__name__
+    if not result.accepted:
+        return f"{network}, left as it is: {method} was rejected"
+    return f"{network}, adapted by {method}" if result.delta.bits else f"{network}, left as it is"
 
 
 def summary(result: Adaptation) -> str:
     """The whole story in one sentence."""
     network, method = type(result.source).__name__, type(result.method).__name__
-    if not result.delta.bits:
+    if not changes(result).bits:
         return f"{method} was given {given(result)} and left this {network} as it is, bit for bit."
+    if not result.accepted:
+        return (
+            f"{method} fitted this {network} to {given(result)} in {duration(result.seconds)}. The adapted network was "
+            "rejected, and the source network came back, bit for bit."
+        )
     deeds = []
     if learned := result.notes.get("parameters"):
         count = sum(layer.skipped is None for layer in result.layers)
@@ -41,6 +53,44 @@ def summary(result: Adaptation) -> str:
         deeds.append(deed)
     done = f"it {' and '.join(deeds)}, so that " if deeds else ""
     return f"{method} fitted this {network} to {given(result)} in {duration(result.seconds)}: {done}{changed(result)}."
+
+
+def facts(result: Adaptation) -> list[str]:
+    """What else is known about the adapted network, beside what the decision tells."""
+    told = [it for it in result.evidence.facts if it not in result.reason]
+    return [it for it in told if not (result.gain and result.gain.weak and it == result.evidence.words)]
+
+
+def changes(result: Adaptation) -> Delta:
+    """What adaptation changed, or would have, had it been accepted."""
+    told = result.accepted or not result.method.plain  # of what is no plain network there is no difference to tell
+    return result.delta if told else result.candidate_delta
+
+
+def choice(result: Adaptation) -> str:
+    """Which classifier held-out images chose, where there was a choice; otherwise nothing."""
+    held = result.evidence.held
+    if not isinstance(held, HeldOut) or result.method.settings().get("classifier") != "evidence":
+        return ""
+    if len(held.candidates) < 2:
+        return ""
+    return f"Of {len(held.candidates)} classifiers, held-out images chose {HEADS[result.notes['classifier']]}."
+
+
+def where(result: Adaptation) -> str:
+    """Which tensors differ: those of BatchNorm layers as a number, a few others by name."""
+    names = list(changes(result).bits)
+    layers = {layer.name for layer in result.layers if layer.skipped is None}
+    inside = [name for name in names if name.rpartition(".")[0] in layers]
+    others = [name for name in names if name not in inside]
+    told = []
+    if inside:
+        count = len({name.rpartition(".")[0] for name in inside})
+        told.append(f"{counted(len(inside), 'tensor')} of {counted(count, 'BatchNorm layer')}")
+    if others:
+        rest = len(others) - NAMED
+        told.append(", ".join(others[:NAMED]) + (f" and {counted(rest, 'other')}" if rest > 0 else ""))
+    return ", and ".join(told)
 
 
 def sentence(phrase: str) -> str:
@@ -99,6 +149,16 @@ def absent_classes(given: Support) -> list[str]:
     return [name for label, name in enumerate(given.classes or ()) if label not in present]
 
 
+def quoted(text: str) -> str:
+    """As a string in Python."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def shell(text: str) -> str:
+    """As one word on a command line."""
+    return shlex.quote(text)
+
+
 def counted(count: int, one: str, more: str | None = None) -> str:
     """A number and what is counted, singular or plural."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"
@@ -130,8 +190,6 @@ def columns(result: Adaptation) -> list[Column]:
         Column(f"{ETA} support", "of the support's mean", lambda it: _weight(it, "eta", 1)),
         Column(f"{RHO} source", "of the source's standard deviation", lambda it: _weight(it, "rho", 0)),
         Column(f"{RHO} support", "of the support's", lambda it: _weight(it, "rho", 1)),
-        Column("mean shift", "in source standard deviations", lambda it: _number(_detail(it, "mean_shift"))),
-        Column("std ratio", "support over source", lambda it: _number(_detail(it, "std_ratio"))),
     ]
     return [column for column in possible if any(column.cell(layer) for layer in result.layers)]
 

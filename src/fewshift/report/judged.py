@@ -1,0 +1,155 @@
+"""What held-out images say, as a page tells it: class by class, answer by answer, image by image."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fewshift.data import Preprocess
+from fewshift.evidence import HeldOut
+from fewshift.metrics import tally
+from fewshift.report.scenes import Thumbnail, as_bytes, photograph, thumbnail
+
+if TYPE_CHECKING:
+    from fewshift.adaptation import Adaptation
+
+SMALL = 128  # pixels of a thumbnail's longer side
+MOST = 24  # images that a page shows
+WRONG, RIGHT, STILL = "became wrong", "became right", "still wrong"
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class: how many of the predictions for its held-out images were right, before and after."""
+
+    name: str
+    images: int
+    predictions: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How often images of one class were taken for another, before and after."""
+
+    truth: str
+    answer: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A held-out image about which the source network and adapted ones disagree."""
+
+    image: int  # counted from 1
+    truth: str
+    source: str
+    adapted: tuple[tuple[str, int], ...]  # other answers, and how often each was given
+    asked: int  # how often the image was held out
+    verdict: str
+    picture: Thumbnail | None = None
+
+    @property
+    def flips(self) -> int:
+        """How often the answer changed."""
+        return sum(times for _, times in self.adapted)
+
+    @property
+    def answers(self) -> str:
+        """What the adapted networks said; of an image held out several times, how often."""
+        if self.asked == 1:
+            return self.adapted[0][0]
+        return ", ".join(f"{name} ({times} of {self.asked} times)" for name, times in self.adapted)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All that a page shows of held-out answers to whole images."""
+
+    names: Sequence[str]
+    rows: Sequence[ClassRow]
+    before: Tensor  # (classes, classes) confusion of the source network
+    after: Tensor  # of the adapted ones
+    flips: Sequence[Flip]  # the first of them with pictures
+
+    @property
+    def repeated(self) -> bool:
+        """Whether images were held out more than once."""
+        return any(row.predictions > row.images for row in self.rows)
+
+    @property
+    def changed_rows(self) -> list[ClassRow]:
+        """The classes whose answers became more or fewer right, losses first."""
+        return sorted((it for it in self.rows if it.after != it.before), key=lambda it: it.after - it.before)
+
+    def count(self, verdict: str) -> int:
+        """How many images came to this."""
+        return sum(it.verdict == verdict for it in self.flips)
+
+    def pairs(self, most: int) -> list[Pair]:
+        """The mistakes whose number changed most."""
+        change = (self.after - self.before).fill_diagonal_(0)
+        order = change.abs().flatten().argsort(descending=True, stable=True)[:most].tolist()
+        places = [divmod(it, len(self.names)) for it in order if change.flatten()[it]]
+        return [Pair(self.names[i], self.names[j], int(self.before[i, j]), int(self.after[i, j])) for i, j in places]
+
+
+def judged(result: Adaptation) -> Judged | None:
+    """What there is; None without held-out answers to whole images."""
+    held = result.evidence.held
+    if not isinstance(held, HeldOut):
+        return None
+    count = held.source.shape[1]
+    names = [str(it) for it in result.classes or range(count)]
+    source, adapted = held.source.argmax(1), held.adapted.argmax(1)
+    given = result.support if result.validation is None else result.validation
+    flips = flipped(held, names)
+    shown = [_pictured(it, given.images[it.image - 1], result.preprocess) for it in flips[:MOST] if given is not None]
+    return Judged(
+        names=names,
+        rows=class_rows(held, names),
+        before=tally(held.labels, source, count),
+        after=tally(held.labels, adapted, count),
+        flips=[*shown, *flips[len(shown) :]],
+    )
+
+
+def class_rows(held: HeldOut, names: Sequence[str]) -> list[ClassRow]:
+    """The classes of which an image was held out."""
+    before, after = (it.argmax(1) == held.labels for it in (held.source, held.adapted))
+    found = []
+    for label in held.labels.unique().tolist():
+        mine = held.labels == label
+        images = len(held.images[mine].unique())
+        found.append(ClassRow(names[label], images, int(mine.sum()), int(before[mine].sum()), int(after[mine].sum())))
+    return found
+
+
+def flipped(held: HeldOut, names: Sequence[str]) -> list[Flip]:
+    """Every image whose answer changed, once: those that became wrong first, then by how often it changed."""
+    source, adapted = held.source.argmax(1), held.adapted.argmax(1)
+    found = []
+    for image in held.images[source != adapted].unique().tolist():
+        mine = held.images == image
+        truth, said = int(held.labels[mine][0]), int(source[mine][0])
+        others = Counter(it for it in adapted[mine].tolist() if it != said).most_common()
+        verdict = WRONG if said == truth else RIGHT if others[0][0] == truth else STILL
+        answers = tuple((names[label], times) for label, times in others)
+        found.append(Flip(image + 1, names[truth], names[said], answers, int(mine.sum()), verdict))
+    order = (WRONG, RIGHT, STILL)
+    return sorted(found, key=lambda it: (order.index(it.verdict), -it.flips, it.image))
+
+
+def _pictured(flip: Flip, image: Tensor, preprocess: Preprocess | None) -> Flip:
+    """With a thumbnail, if the image is a picture."""
+    if image.ndim != 3 or len(image) not in (1, 3):
+        return flip
+    alt = f"Image {flip.image}, {flip.truth}: {flip.source} to the source network, {flip.answers} once adapted."
+    picture = thumbnail(photograph(as_bytes(image, preprocess)), alt, SMALL)
+    return Flip(flip.image, flip.truth, flip.source, flip.adapted, flip.asked, flip.verdict, picture)
