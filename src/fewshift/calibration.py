@@ -131,9 +131,9 @@ def calibrated(
     state = predictor.state_dict()
     head = {name: state[name] for name in _head_tensors(network, state)}
     degree = _exact(found.temperature) if _is_half(head) else found.temperature
-    divided = {name: (tensor.double() / degree).to(tensor.dtype) for name, tensor in head.items()}
     if degree == 1:
         return predictor, replace(found, reason=SURE_ENOUGH)
+    divided = {name: (tensor.double() / degree).to(tensor.dtype) for name, tensor in head.items()}
     # a copy: what a predictor did not change may be the source's own memory
     copied = replace(network, model=predictor).with_tensors(divided)
     return copied, replace(found, temperature=degree, applied=True)
@@ -167,9 +167,8 @@ def _unsound(found: Calibration) -> str:
 
 
 def _head_tensors(network: Network, state: dict[str, Tensor]) -> list[str]:
-    return (
-        [] if network.head is None else [it for it in (f"{network.head}.weight", f"{network.head}.bias") if it in state]
-    )
+    names = () if network.head is None else (f"{network.head}.weight", f"{network.head}.bias")
+    return [name for name in names if name in state]
 
 
 def _is_half(tensors: dict[str, Tensor]) -> bool:
