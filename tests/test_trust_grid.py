@@ -253,6 +253,14 @@ def test_at_home_a_network_has_the_lists_of_its_own_domains_one_after_the_other(
     assert torch.equal(found.images(torch.arange(6)), torch.cat([it.images(every) for it in expected]))
 
 
+def test_a_list_that_the_card_names_comes_before_published_ones(copy, monkeypatch):
+    (copy / "seen-by-nobody.txt").write_text("sketch/person/0.jpg 6\ncartoon/elephant/2.jpg 1\n")
+    (copy / "net.json").write_text(json.dumps({"sources": ["sketch"], "validation": "seen-by-nobody.txt"}))
+    monkeypatch.setattr(workshop.models, "load", lambda *_: Loaded(make_tiny(7), SMALL, PACS.classes, "net"))
+    found = workshop.open_workshop(str(copy), str(copy)).domain(Cell("pacs", "net", OWN_SOURCE, "source"))
+    assert found.labels.tolist() == [6, 1]
+
+
 def test_what_training_set_aside_is_at_home():
     found = workshop.held_out("digits", Card(sources=("uci",), held_out=0.2), None, None)
     assert torch.equal(found.labels, digits.split("uci")[1][1])

@@ -17,7 +17,7 @@ from fewshift.bench.run import Images, Workshop
 from fewshift.bench.scenes import Scenery
 from fewshift.data import digits
 from fewshift.data.collections import find_collection
-from fewshift.data.copies import load_domain, load_scenes, load_validation
+from fewshift.data.copies import listed, load_domain, load_scenes, load_validation
 from fewshift.data.domain import Domain, joined
 from fewshift.data.preprocess import Preprocess
 from fewshift.errors import FewshiftError
@@ -85,10 +85,12 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
 def held_out(dataset: str, card: models.Card, root: str | None, steps: Preprocess | None) -> Domain:
     """The images of a network's source domains that it was not trained on.
 
-    Those that `fewshift train` set aside, where the card says which share that was; the published validation lists
-    otherwise, which is right if it was trained by these lists.
+    Those that the card lists, or that `fewshift train` set aside, where the card says which share that was; the
+    published validation lists otherwise.
     """
     known = find_collection(dataset)
+    if card.validation is not None:
+        return listed(card.validation, known, root, steps)
     names = [name for name in known.domains if name in card.sources]
     if not names:
         raise FewshiftError(
