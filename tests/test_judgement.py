@@ -160,8 +160,23 @@ def test_a_support_image_among_the_evaluation_images_is_a_leak():
         fewshift.adapt(make_tiny(), SUPPORT, method=L2(epochs=1), validate=Support(images, labels))
 
 
+def test_in_half_precision_what_can_be_trained_is_chosen_from():
+    result = fewshift.adapt(make_tiny().half(), SUPPORT, method=FAST)
+    assert result.gain is not None
+
+
+def test_a_picture_that_is_in_the_support_twice_would_be_judged_by_who_saw_it():
+    twice = Support(torch.cat([SUPPORT.images, SUPPORT.images[3:5]]), torch.cat([SUPPORT.labels, SUPPORT.labels[3:5]]))
+    with pytest.raises(
+        FewshiftError, match=r"support images 3 and 15 \(from 0\) are the same picture, and so are 1 more"
+    ):
+        fewshift.adapt(make_tiny(), twice, method=L2(epochs=1))
+    assert fewshift.adapt(make_tiny(), twice, method=L2(epochs=1), validate=None).accepted
+
+
 def test_one_shot_is_weak_evidence_and_says_so():
     result = fewshift.adapt(make_tiny(), make_support(1), method=FAST)
+    assert "weak evidence" in result.reason
     assert result.gain.weak
     assert "classes have a single image" in result.evidence.words
 
@@ -177,8 +192,17 @@ def test_few_of_the_classes_are_weak_evidence():
 def test_what_cannot_do_without_a_class_has_no_evidence():
     result = fewshift.adapt(make_tiny(), make_support(1), method=METHODS["flute"](epochs=1))
     assert result.gain is None
-    assert "flute cannot do without the images that were held out" in result.reason
-    assert result.accepted
+    assert "rejected for want of evidence: flute cannot do without the images that were held out" in result.reason
+    assert not result.accepted
+
+
+def test_a_changed_classifier_is_refused_though_nothing_could_be_held_out():
+    # one image of a class and several of another: without it the support has a single class
+    uneven = SUPPORT.part(
+        torch.tensor([int((SUPPORT.labels == 0).nonzero()[0]), *(SUPPORT.labels == 2).nonzero().flatten()])
+    )
+    result = fewshift.adapt(make_tiny(), uneven, method=L2(epochs=1))
+    assert not result.accepted
 
 
 def test_unlabelled_images_alone_are_no_evidence():

@@ -310,7 +310,7 @@ def test_an_image_of_one_answer_does_not_make_a_classifier(run, scenes, name, si
         assert done.code == 0, done.stderr
         assert read(scenes / f"out{len(more)}/labels/0.png").shape == (side, side)
         assert run("evaluate", *words, scenes / "tiny", *more).code == 0
-    done = run("adapt", *words, "--support", scenes / "tiny")
+    done = run("adapt", *words, "--support", scenes / "tiny", "--accept", "always")
     assert done.code == 0, done.stderr
     tiny = scenes / "classes/grass/0.png"
     tiny.parent.mkdir(parents=True)

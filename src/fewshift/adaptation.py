@@ -21,7 +21,7 @@ from fewshift.delta import Delta
 from fewshift.errors import FewshiftError
 from fewshift.evidence import Gain, HeldOut, choose
 from fewshift.judgement import Accept, Evidence, check_accept, decide, gather
-from fewshift.leaks import find_leaks, refuse_leaks
+from fewshift.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.losses import Loss, cross_entropy
 from fewshift.method import Fitted, Method, Needs
 from fewshift.methods import LCCS, METHODS
@@ -163,9 +163,11 @@ def adapt(
         network, target = fitting(model, target, images, head)
         home = like(network.model, images).device
         network_there = network if device is None else moved(network, device)
-        fitted = chosen.fit(network_there, target, seed)
         inside = validate is None or _is_word(validate, *INSIDE)
         given = validate if inside else labelled_apart(validate, preprocess, target, classes)
+        if _is_word(validate, *INSIDE) and target.support is not None:
+            refuse_repeats(target.support.images)
+        fitted = chosen.fit(network_there, target, seed)
         evidence = gather(network_there, target, chosen, fitted, given, seed)
         predictor, calibration = _calibrated(network_there, fitted, evidence, images)
     verdict = decide(accept, evidence)

@@ -63,6 +63,7 @@ class Evidence:
     gain: Gain | None
     held: HeldOut | Shares | None = None
     words: str = ""  # why there is none, or what is weak about it
+    failed: bool = False  # it was asked for, there are labels, and still there is none
     support_loss: SupportLoss | None = None
     agreement: float | None = None  # share of unlabelled images of which both networks say the same
     unseen: tuple[str, ...] = ()  # classes without an image in the support, of which no held-out image can tell
@@ -121,7 +122,7 @@ def cross_validated(network: Network, target: Target, method: Method, kind: str,
     support = target.need_support(method.name).checked(network.output)
     folds = folds_of(support, kind, seed)
     if not folds:
-        return Evidence(None, words="a single image leaves nothing to hold out")
+        return Evidence(None, words="a single image leaves nothing to hold out", failed=True)
     words = _weakness(network, support)
 
     def adapted(kept: Support) -> nn.Module:
@@ -137,7 +138,8 @@ def cross_validated(network: Network, target: Target, method: Method, kind: str,
             lambda kept, out: {SOURCE: answers(network.model, out), ADAPTED: answers(adapted(kept), out)},
         )
     except FewshiftError as error:
-        return Evidence(None, words=f"{method.name} cannot do without the images that were held out ({error})")
+        words = f"{method.name} cannot do without the images that were held out ({error})"
+        return Evidence(None, words=words, failed=True)
     held = replace(held, adapted=held.candidates[ADAPTED])
     return Evidence(gain_of(held, weak=bool(words)), held, words)
 
@@ -245,7 +247,8 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
     """The guard.
 
     - "always": whatever the evidence says.
-    - "not-worse": only if something speaks for it and nothing against it, see `_not_worse`.
+    - "not-worse": only if something speaks for it and nothing against it, see `_not_worse`. A new classifier is refused
+      where classes have no image: it forgets them, and no held-out image can tell.
     - "better": only if the whole interval is above zero.
     - a number: only if the whole interval is above it, in points of accuracy.
     - a callable: as it says of the gain.
@@ -256,10 +259,13 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
     if callable(accept):
         said = bool(accept(gain))
         return Verdict(said, f"{'accepted' if said else 'rejected'} by the condition that was given")
+    if accept == "not-worse" and evidence.unseen and evidence.new_classifier:
+        names = ", ".join(evidence.unseen)
+        return Verdict(False, f"rejected: the classifier was changed and the support has no image of {names}")
     if gain is None:
-        if accept == "not-worse":
-            return Verdict(True, f"accepted without evidence: {evidence.words}")
-        return Verdict(False, f"rejected for want of evidence: {evidence.words}")
+        accepted = accept == "not-worse" and not evidence.failed
+        how = "accepted without" if accepted else "rejected for want of"
+        return Verdict(accepted, f"{how} evidence: {evidence.words}")
     if accept == "not-worse":
         return _not_worse(gain, evidence)
     least = 0.0 if accept == "better" else float(accept)
@@ -272,12 +278,8 @@ def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
     """The source network is known and the adapted one is not: something has to speak for it, and nothing against it.
 
     Accuracies of a few dozen images say little, so the labels' likelihood counts as well, on held-out images and under
-    the one number with which statistics are blended. A new classifier is refused where classes have no image: it
-    forgets them, and no held-out image can tell. With pixel labels an image is much evidence, and shares decide.
+    the one number with which statistics are blended. With pixel labels an image is much evidence, and shares decide.
     """
-    if evidence.unseen and evidence.new_classifier:
-        names = ", ".join(evidence.unseen)
-        return Verdict(False, f"rejected: the classifier was changed and the support has no image of {names}")
     if isinstance(evidence.held, Shares):
         accepted = gain.point > 0 or (gain.point == 0 and gain.loss_change < 0)
         return Verdict(accepted, f"{_word(accepted)}: {gain.words}")
@@ -290,6 +292,8 @@ def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
     facts = f"{gain.words}; their labels are {times(gain.nats)} likely"
     if blend is not None:
         facts += f"; {blend.words}"
+    if gain.weak:
+        facts += f"; {evidence.words}, so that a nat for each image is asked for"
     verdict = "that speaks against the adapted network" if against else "nothing speaks clearly for the adapted network"
     accepted = for_it and not against
     return Verdict(accepted, f"{_word(accepted)}: {facts}" + ("" if accepted else f": {verdict}"))

@@ -21,7 +21,7 @@ import hashlib
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,20 @@ def content_hash(image: Any) -> str:
     digest = hashlib.blake2b(f"{pixels.dtype} {tuple(pixels.shape)}".encode(), digest_size=16)
     digest.update(pixels.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def refuse_repeats(images: Iterable[Any]) -> None:
+    """One sentence when a picture is in a support twice: held out, it would be judged by networks that saw it."""
+    seen: dict[str, int] = {}
+    pairs = [
+        (first, it) for it, image in enumerate(images) if (first := seen.setdefault(content_hash(image), it)) != it
+    ]
+    if pairs:
+        more = f", and so are {len(pairs) - 1} more" if len(pairs) > 1 else ""
+        raise FewshiftError(
+            f"support images {pairs[0][0]} and {pairs[0][1]} (from 0) are the same picture{more}: "
+            "remove one of them, or pass validate=None"
+        )
 
 
 def perceptual_hash(image: Any) -> int:

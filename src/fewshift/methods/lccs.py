@@ -181,7 +181,12 @@ class LCCS(Method):
             normals = self._stages(network, kept, loss, seed).learned.normals
             found = {SOURCE: _logits(network.model, held)}
             for kind in kinds:
-                head = self._classify(network, normals, kept, target.cost, kind, seed)
+                try:
+                    head = self._classify(network, normals, kept, target.cost, kind, seed)
+                except (
+                    FewshiftError
+                ):  # a classifier that cannot be trained, in half precision for example, is no candidate
+                    continue
                 model = normalised(network, normals)
                 state = model.state_dict()
                 with torch.no_grad():
