@@ -234,6 +234,7 @@ def _print_adaptation(result: Adaptation, written: Mapping[str, str | None]) -> 
             "accepted": result.accepted,
             "reason": result.reason,
             "gain": None if result.gain is None else asdict(result.gain),
+            "facts": result.evidence.facts,
             "calibration": None if result.calibration is None else asdict(result.calibration),
             "method": result.method.name,
             "settings": result.method.settings(),
