@@ -26,7 +26,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/shift.py
 
 docs: $(VENV)/.base
-	$(BIN)/python -m fewshift.catalogue > docs/methods.md
+	$(BIN)/python -m fewshift.methods.catalog > docs/methods.md
 
 $(VENV)/.base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewshift import LCCS, METHODS, Method, adapt
-from fewshift.data import digits
-from fewshift.metrics import calibration_error
-from fewshift.target import Support, draw_support, others
+from fewshift.core.metrics import calibration_error
+from fewshift.core.support import Support, draw_support, others
+from fewshift.lab.datasets import digits
 
 SHOTS = (2, 5)
 MOST = 10  # shots that no test image is among

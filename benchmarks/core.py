@@ -21,9 +21,9 @@ import torchvision
 from torch import Tensor, nn
 
 from fewshift import LCCS, Network, Support, Target
+from fewshift.core.moments import SourceLayer, moments, spanning_vectors
+from fewshift.core.reading import read, tied
 from fewshift.methods.lccs import Start
-from fewshift.passes import read, tied
-from fewshift.statistics import SourceLayer, moments, spanning_vectors
 
 torch.set_num_threads(1)
 BATCH = 32

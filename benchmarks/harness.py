@@ -9,13 +9,13 @@ import torch
 
 import fewshift
 from core import fastest, show
-from fewshift.bench.cell import Cell
-from fewshift.bench.run import AT_ONCE, split
-from fewshift.bench.sweep import sweep
-from fewshift.bench.workshop import open_workshop
-from fewshift.data import digits
-from fewshift.data.copies import load_domain
-from fewshift.target import draw_support
+from fewshift.core.support import draw_support
+from fewshift.lab.bench.cell import Cell
+from fewshift.lab.bench.run import AT_ONCE, split
+from fewshift.lab.bench.sweep import sweep
+from fewshift.lab.bench.workshop import open_workshop
+from fewshift.lab.datasets import digits
+from fewshift.lab.datasets.copies import load_domain
 
 CELLS = [Cell("digits", "mnist", "uci", "lccs", {"epochs": 5}, shots=5, seed=seed) for seed in range(2)]
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from core import fastest, network, show, support
 from fewshift import METHODS, Network, Target
+from fewshift.methods._finetuning import all_parameters, sgd, trainable, tune
 from fewshift.methods.delta_reg import DeltaReg, maps
-from fewshift.tuning import all_parameters, sgd, trainable, tune
 
 BATCH, EPOCHS = 32, 2
 

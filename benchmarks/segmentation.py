@@ -17,9 +17,9 @@ from torch import nn
 
 from core import fastest, show
 from fewshift import LCCS, Network, Support, Target
-from fewshift.losses import cross_entropy
+from fewshift.core.losses import cross_entropy
+from fewshift.core.reading import tied
 from fewshift.methods.lccs import Start
-from fewshift.passes import tied
 
 CLASSES, IMAGES, SIZE = 19, 5, 512
 ROUNDS = 3

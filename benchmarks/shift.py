@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fewshift import models
-from fewshift.data import digits
-from fewshift.data.collections import find_collection
-from fewshift.data.copies import from_list, load_scenes
-from fewshift.shifts import Seen, judged, look
-from fewshift.target import Unlabelled
+from fewshift.core.support import Unlabelled
+from fewshift.lab.datasets import digits
+from fewshift.lab.datasets.catalog import find_collection
+from fewshift.lab.datasets.copies import from_list, load_scenes
+from fewshift.models import libraries as models
+from fewshift.trust.shift import Seen, judged, look
 
 COUNTS = (1, 2, 3, 5, 10, 20, 50, 100)
 AGAINST = 50  # source images

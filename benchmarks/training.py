@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from core import fastest, network, show
 from fewshift import Preprocess
-from fewshift.data import digits
-from fewshift.sources import ERM
-from fewshift.sources.augment import augmentation
-from fewshift.sources.gather import ROOM, Sources
-from fewshift.sources.recipes import Recipe, find_recipe
-from fewshift.sources.samples import Joined, Pool
-from fewshift.sources.trainer import Batches, order, train
+from fewshift.lab.datasets import digits
+from fewshift.lab.training import ERM
+from fewshift.lab.training.augment import augmentation
+from fewshift.lab.training.gather import ROOM, Sources
+from fewshift.lab.training.recipes import Recipe, find_recipe
+from fewshift.lab.training.samples import Joined, Pool
+from fewshift.lab.training.trainer import Batches, order, train
 
 
 class Noise:

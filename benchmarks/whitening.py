@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from core import fastest, network, show
-from fewshift.normalisation import InstanceBatchNorm, InstanceNorm, IterNorm, SwitchableWhitening
-from fewshift.sources import ISW, Batch, Task, algorithm_of
+from fewshift.core.normalisation import InstanceBatchNorm, InstanceNorm, IterNorm, SwitchableWhitening
+from fewshift.lab.training import ISW, Batch, Task, algorithm_of
 
 APART, TOGETHER = torch.contiguous_format, torch.channels_last
 LAYERS: dict[str, Callable[[int], nn.Module]] = {

@@ -14,46 +14,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fewshift.adaptation import Adaptation, Inspection, adapt, inspect
-    from fewshift.comparison import Comparison, compare
-    from fewshift.curve import LearningCurve, learning_curve
-    from fewshift.data import Preprocess
-    from fewshift.delta import Delta, apply, revert
+    from fewshift.api import Adaptation, Inspection, adapt, inspect
+    from fewshift.core.delta import Delta, apply, revert
+    from fewshift.core.method import Method
+    from fewshift.core.network import Network
+    from fewshift.core.support import Support, Target, draw_support
     from fewshift.errors import FewshiftError
-    from fewshift.method import Method
-    from fewshift.methods import LCCS, METHODS, AdaBN, Source, Tent, TestTimeBN
-    from fewshift.network import Network
-    from fewshift.shifts import Shift, shift
-    from fewshift.target import Support, Target, draw_support
+    from fewshift.images import Preprocess
+    from fewshift.methods.adabn import AdaBN
+    from fewshift.methods.catalog import METHODS
+    from fewshift.methods.lccs import LCCS
+    from fewshift.methods.source import Source
+    from fewshift.methods.tent import Tent
+    from fewshift.methods.testtime_bn import TestTimeBN
+    from fewshift.trust.comparison import Comparison, compare
+    from fewshift.trust.learning_curve import LearningCurve, learning_curve
+    from fewshift.trust.shift import Shift, shift
     from fewshift.version import __version__
 
 _HOMES = {
-    "Adaptation": "adaptation",
-    "Inspection": "adaptation",
-    "adapt": "adaptation",
-    "inspect": "adaptation",
-    "Comparison": "comparison",
-    "compare": "comparison",
-    "LearningCurve": "curve",
-    "learning_curve": "curve",
-    "Preprocess": "data",
-    "Delta": "delta",
-    "apply": "delta",
-    "revert": "delta",
+    "Adaptation": "api",
+    "Inspection": "api",
+    "adapt": "api",
+    "inspect": "api",
+    "Comparison": "trust.comparison",
+    "compare": "trust.comparison",
+    "LearningCurve": "trust.learning_curve",
+    "learning_curve": "trust.learning_curve",
+    "Preprocess": "images",
+    "Delta": "core.delta",
+    "apply": "core.delta",
+    "revert": "core.delta",
     "FewshiftError": "errors",
-    "Method": "method",
-    "METHODS": "methods",
-    "LCCS": "methods",
-    "AdaBN": "methods",
-    "Source": "methods",
-    "Tent": "methods",
-    "TestTimeBN": "methods",
-    "Network": "network",
-    "Shift": "shifts",
-    "shift": "shifts",
-    "Support": "target",
-    "Target": "target",
-    "draw_support": "target",
+    "Method": "core.method",
+    "METHODS": "methods.catalog",
+    "LCCS": "methods.lccs",
+    "AdaBN": "methods.adabn",
+    "Source": "methods.source",
+    "Tent": "methods.tent",
+    "TestTimeBN": "methods.testtime_bn",
+    "Network": "core.network",
+    "Shift": "trust.shift",
+    "shift": "trust.shift",
+    "Support": "core.support",
+    "Target": "core.support",
+    "draw_support": "core.support",
     "__version__": "version",
 }
 

@@ -26,16 +26,15 @@ from typer.testing import CliRunner
 
 import fewshift
 from fewshift import METHODS, Support, Target, draw_support
-from fewshift.bench.features import load_grid
 from fewshift.cli import app
-from fewshift.data import digits
-from fewshift.method import Needs
-from fewshift.models import load
-from fewshift.target import Unlabelled
-from tests.conftest import make_support, make_tiny
+from fewshift.core.method import Needs
+from fewshift.core.support import Unlabelled
+from fewshift.lab.bench.features import GRIDS, load_grid
+from fewshift.lab.datasets import digits
+from fewshift.models.libraries import load
+from tests.helpers.networks import make_support, make_tiny
 
 HERE = Path(__file__).parent
-GRIDS = Path("grids")
 SEEDS = (0, 1)
 LISTS = ("methods", "algorithms", "recipes", "datasets", "grids")
 # settings that keep the slow methods quick; all others run as they come
@@ -123,9 +122,7 @@ def adaptations() -> dict[str, Any]:
                     "accepted": result.accepted,
                     "reason": result.reason,
                     "facts": result.evidence.facts,
-                    "delta": sha256(
-                        *(key.encode() + tensor_bytes(delta.bits[key]) for key in sorted(delta.bits))
-                    ),
+                    "delta": sha256(*(key.encode() + tensor_bytes(delta.bits[key]) for key in sorted(delta.bits))),
                 }
     return found
 
@@ -176,7 +173,7 @@ def stopped_clock() -> Iterator[None]:
 def records(folder: Path) -> list[dict[str, Any]]:
     """The records of the smoke grid, which leave a run to make a page of."""
     with stopped_clock():
-        command("bench", str(GRIDS / "smoke.toml"), "--out", str(folder), "--json")
+        command("bench", "smoke", "--out", str(folder), "--json")
     lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     return sorted((_without_timings(line) for line in lines), key=lambda line: str(line["key"]))
 

@@ -13,7 +13,7 @@ from fewshift.cli.loading import load_network, read_support, steps_of
 from fewshift.cli.networks import LABELLED
 
 if TYPE_CHECKING:
-    from fewshift.comparison import Comparison
+    from fewshift.trust.comparison import Comparison
 
 
 @app.command()
@@ -47,7 +47,7 @@ def compare(
 ) -> None:
     """Several methods on the same held-out images: paired gains over the source network, with intervals."""
     import fewshift
-    from fewshift.adaptation import method_of
+    from fewshift.api import method_of
 
     names = [it.strip() for it in methods.split(",") if it.strip()]
     for name in names:
@@ -78,7 +78,7 @@ def compare(
 
 
 def _tell(found: Comparison) -> None:
-    from fewshift.report.words import counted
+    from fewshift.report.prose import counted
 
     table = found.table()
     print_table(

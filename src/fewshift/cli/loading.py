@@ -16,9 +16,9 @@ from fewshift.errors import FewshiftError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fewshift.method import Method
-    from fewshift.models import Loaded
-    from fewshift.target import Support
+    from fewshift.core.method import Method
+    from fewshift.core.support import Support
+    from fewshift.models.libraries import Loaded
 
 
 def load_network(
@@ -34,9 +34,9 @@ def load_network(
     """The network with its preprocessing and classes: from the options, the delta, the card, the library."""
     from dataclasses import replace
 
-    from fewshift import models
-    from fewshift.data import Preprocess
-    from fewshift.delta import Delta
+    from fewshift.core.delta import Delta
+    from fewshift.images import Preprocess
+    from fewshift.models import libraries as models
 
     change = None if delta is None else Delta.load(delta)
     names = None if classes is None else [it.strip() for it in classes.split(",")]
@@ -74,8 +74,8 @@ def steps_of(loaded: Loaded) -> Any:
 
 def read_support(root: Path, loaded: Loaded, shots: int | None, seed: int) -> Support:
     """A folder of class folders, or of scenes, as a support set of all its images or of `shots`."""
-    from fewshift.data import labelled_folder
-    from fewshift.target import Support, draw_support
+    from fewshift.core.support import Support, draw_support
+    from fewshift.images import labelled_folder
 
     steps = steps_of(loaded)
     if scenes := open_scenes(root, loaded, steps, View()):
@@ -91,9 +91,9 @@ def answers_of(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[T
     """Class probabilities of one image after another; images are read a batch at a time."""
     import torch
 
-    from fewshift.data import open_image
-    from fewshift.network import like, logits_of
-    from fewshift.windows import output_shape
+    from fewshift.core.network import like, logits_of
+    from fewshift.images import open_image
+    from fewshift.images.sliding_window import output_shape
 
     steps, network = steps_of(loaded), loaded.model.eval()
     with progress_bar() as tell, torch.no_grad():
@@ -115,7 +115,7 @@ def method_named(name: str, settings: list[str]) -> Method:
     """A method with fields set from words such as epochs=20 or init=none."""
     from dataclasses import fields
 
-    from fewshift.adaptation import method_of
+    from fewshift.api import method_of
 
     method = method_of(name)
     known = {it.name for it in fields(method)}

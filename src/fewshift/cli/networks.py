@@ -27,9 +27,9 @@ from fewshift.cli.scenes import (
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
-    from fewshift.adaptation import Adaptation
-    from fewshift.data import ImageFolder
-    from fewshift.models import Loaded
+    from fewshift.api import Adaptation
+    from fewshift.images import ImageFolder
+    from fewshift.models.libraries import Loaded
 
 LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
 Window = Annotated[
@@ -49,7 +49,7 @@ def demo(
     """A network trained on MNIST meets digits from Turkish forms: a table and a report in under a minute."""
     one_thread()
     check_outputs([out], [])
-    from fewshift.demo import MORE, PLAN, run
+    from fewshift.lab.demo import MORE, PLAN, run
     from fewshift.report import demo_page
 
     with progress_bar():
@@ -93,7 +93,7 @@ def inspect(
     import torch
 
     import fewshift
-    from fewshift import models
+    from fewshift.models import libraries as models
 
     loaded = models.load(model, weights if weights is not None else "random")
     pixels = size or (loaded.preprocess.crop if loaded.preprocess else None)
@@ -201,7 +201,7 @@ def adapt(
 @contextmanager
 def _leaks_told() -> Iterator[None]:
     """A warning about similar images is one sentence on stderr, as an error is."""
-    from fewshift.leaks import LeakWarning
+    from fewshift.trust.leaks import LeakWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", LeakWarning)
@@ -247,7 +247,7 @@ def _print_adaptation(result: Adaptation, written: Mapping[str, str | None]) -> 
 
 
 def _tell_adaptation(result: Adaptation, written: Mapping[str, str | None]) -> None:
-    from fewshift.report import words
+    from fewshift.report import prose as words
 
     count = sum(it.skipped is None for it in result.layers)
     typer.echo(f"{result.method.name}: {words.given(result)}, {count} BatchNorm layers, {result.seconds:.1f} s")
@@ -291,10 +291,10 @@ def predict(
     import csv
     import io
 
-    from fewshift.data import image_files
-    from fewshift.data.scenes import scene_layout
-    from fewshift.files import whole
-    from fewshift.report.words import counted
+    from fewshift.core._files import whole
+    from fewshift.images import image_files
+    from fewshift.images.scenes import scene_layout
+    from fewshift.report.prose import counted
 
     loaded = load_network(model, weights, classes, resize, crop, mean, std, delta)
     where = scene_layout(images)
@@ -358,14 +358,14 @@ def evaluate(
     """Accuracy on labelled images, or IoU on labelled pixels, per class; with a delta, before and after it."""
     from dataclasses import replace
 
-    from fewshift.data import labelled_folder
-    from fewshift.delta import Delta
+    from fewshift.core.delta import Delta
+    from fewshift.images import labelled_folder
 
     check_outputs([report], [weights, delta])
     if report is not None and delta is None:
         raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
     if support is not None:
-        from fewshift.leaks import find_leaks, refuse_leaks
+        from fewshift.trust.leaks import find_leaks, refuse_leaks
 
         with _leaks_told():
             refuse_leaks(find_leaks(support, labelled))
@@ -402,9 +402,9 @@ def merge(
     """Write the adapted network as ordinary weights, with a card beside them."""
     from safetensors.torch import save_model
 
-    from fewshift import models
-    from fewshift.delta import Delta
-    from fewshift.files import whole
+    from fewshift.core._files import whole
+    from fewshift.core.delta import Delta
+    from fewshift.models import libraries as models
 
     card_file = out.with_suffix(".json")
     check_outputs([out, card_file], [weights, delta])

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fewshift.data import Preprocess
-    from fewshift.data.scenes import Scenes
-    from fewshift.models import Loaded
+    from fewshift.core.support import Support
+    from fewshift.images import Preprocess
+    from fewshift.images.scenes import Scenes
+    from fewshift.images.sliding_window import LabelMap
+    from fewshift.models.libraries import Loaded
     from fewshift.report.scenes import Scene, Scores
-    from fewshift.target import Support
-    from fewshift.windows import LabelMap
 
 EXTREMES = 3  # images that a page shows of those that gained most, and of those that lost most
 
@@ -37,14 +37,14 @@ class View:
 
     def labels(self, network: nn.Module, image: torch.Tensor) -> LabelMap:
         """Label one image."""
-        from fewshift.windows import label_map
+        from fewshift.images.sliding_window import label_map
 
         return label_map(network, image, window=self.window, stride=self.stride)
 
     def answer(self, network: nn.Module, steps: Preprocess, files: Sequence[Path]) -> tuple[int, ...]:
         """The shape of the network's answer to the first image that can be read: (classes,) or (classes, h, w)."""
-        from fewshift.data import open_image
-        from fewshift.windows import output_shape
+        from fewshift.images import open_image
+        from fewshift.images.sliding_window import output_shape
 
         refusal = FewshiftError("there are no images: give some")
         for number, file in enumerate(files):
@@ -64,8 +64,8 @@ class View:
 
 def open_scenes(root: Path, loaded: Loaded, steps: Preprocess, view: View) -> Scenes | None:
     """The labelled scenes of a folder, with the network's classes; None for a folder that has none."""
-    from fewshift.data import image_files
-    from fewshift.data.scenes import scene_folder, scene_layout
+    from fewshift.images import image_files
+    from fewshift.images.scenes import scene_folder, scene_layout
 
     where = scene_layout(root)
     if where is None:
@@ -94,8 +94,8 @@ def draw_scenes(scenes: Scenes, shots: int | None, seed: int) -> Support:
     """A support set of `shots` images in all, or of all there are; the draw for k is part of the draw for k + 1."""
     import torch
 
-    from fewshift.report.words import counted
-    from fewshift.target import Support
+    from fewshift.core.support import Support
+    from fewshift.report.prose import counted
 
     if shots is not None and shots > len(scenes):
         raise FewshiftError(
@@ -134,7 +134,7 @@ class Output:
 
     def check(self, folder: Path, targets: Sequence[Mapping[str, Path]], run: str) -> None:
         """One sentence if files would be written over that are not to be."""
-        from fewshift.data.scenes import PALETTE_FILE
+        from fewshift.images.scenes import PALETTE_FILE
         from fewshift.report.scenes import origin_of
 
         if self.overwrite:
@@ -174,8 +174,8 @@ def predict_scenes(
     """Write a label map in the size of each image, and an overlay to look at; images that are broken come last."""
     import torch
 
-    from fewshift.data.colours import palette_of
-    from fewshift.report.words import counted
+    from fewshift.images.palettes import palette_of
+    from fewshift.report.prose import counted
 
     folder, palette = out.checked(root), palette_of(names)
     if steps.crop is not None:
@@ -225,7 +225,7 @@ class _Run:
         self, file: Path, target: Mapping[str, Path], resume: bool
     ) -> tuple[torch.Tensor | None, float, str | None]:
         """The labels of an image and how sure they are, written, or what is wrong with the image."""
-        from fewshift.data import open_image
+        from fewshift.images import open_image
         from fewshift.report.scenes import origin_of, resized_labels, write_labels, write_overlay
 
         try:
@@ -260,7 +260,7 @@ def _stored(file: Path) -> torch.Tensor:
     import numpy as np
     import torch
 
-    from fewshift.data.preprocess import opened
+    from fewshift.images.preprocess import opened
 
     with opened(file) as image:
         return torch.from_numpy(np.array(image))
@@ -282,8 +282,8 @@ def _fingerprint(network: nn.Module, steps: Preprocess, names: Sequence[str], vi
 
 def _write_palette(folder: Path, names: Sequence[str], palette: Sequence[tuple[int, int, int]]) -> None:
     """What the colours of the label maps mean; written first, so that whatever is there can be read."""
-    from fewshift.data.scenes import PALETTE_FILE
-    from fewshift.files import whole
+    from fewshift.core._files import whole
+    from fewshift.images.scenes import PALETTE_FILE
 
     lines = (f"{' '.join(map(str, colour))} {name}\n" for colour, name in zip(palette, names, strict=True))
     with whole(folder / PALETTE_FILE) as draft:
@@ -324,9 +324,9 @@ class Judged:
         """One tally over all pixels for each network, and the IoU of every image."""
         import torch
 
-        from fewshift.metrics import mean_iou, pixel_tally
+        from fewshift.core.metrics import mean_iou, pixel_tally
+        from fewshift.report.prose import counted
         from fewshift.report.scenes import Scores, Sizes
-        from fewshift.report.words import counted
 
         count = len(self.scenes.classes)
         tallies = {name: torch.zeros(count, count, dtype=torch.long) for name in self.networks}
@@ -357,7 +357,7 @@ class Judged:
 
     def page(self, path: Path, origin: Mapping[str, Any]) -> Path:
         """Write a page with the images that gained and that lost most."""
-        from fewshift.report.html import evaluation_page
+        from fewshift.report.pages import evaluation_page
 
         gained, lost = ([self.scene(index) for index in chosen] for chosen in self.scores.extremes(EXTREMES))
         return evaluation_page(self.scores, gained, lost, path, origin=origin)
@@ -365,7 +365,7 @@ class Judged:
 
 def print_scores(scores: Scores, page: Path | None, as_json: bool) -> None:
     """The IoU of each class, their mean, and the share of pixels that is right, in percent."""
-    from fewshift.report.words import counted
+    from fewshift.report.prose import counted
 
     networks = list(scores.tallies)
     count, pixels = len(next(iter(scores.images.values()))), sum(scores.pixels)

@@ -17,16 +17,18 @@ from fewshift.cli.console import Lines, one_thread, print_json, print_table, pro
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
-    from fewshift.bench.features import FeatureGrid
-    from fewshift.bench.grid import Grid
-    from fewshift.bench.record import Records
-    from fewshift.bench.trust import Trial
+    from fewshift.lab.bench.features import FeatureGrid
+    from fewshift.lab.bench.grid import Grid
+    from fewshift.lab.bench.record import Records
+    from fewshift.lab.bench.trust import Trial
     from fewshift.report.tables import Table
 
 
 @app.command()
 def bench(
-    grids: Annotated[list[Path], typer.Argument(help="Grid files, such as grids/smoke.toml.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="GRIDS...", help="Names (see `fewshift list grids`), or files.")
+    ],
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME of the first grid by default.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; FEWSHIFT_DATA otherwise.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A folder of source networks, SOURCE.safetensors each.")] = None,
@@ -39,11 +41,12 @@ def bench(
 ) -> None:
     """Run the cells of grids that have no result yet; call it again to go on where it stopped."""
     one_thread()
-    from fewshift.bench.features import load_grid
-    from fewshift.bench.record import Records
-    from fewshift.bench.sweep import missing, sweep
-    from fewshift.bench.workshop import open_workshop
+    from fewshift.lab.bench.features import grid_file, load_grid
+    from fewshift.lab.bench.record import Records
+    from fewshift.lab.bench.sweep import missing, sweep
+    from fewshift.lab.bench.workshop import open_workshop
 
+    grids = [grid_file(name) for name in names]
     plans = [load_grid(grid) for grid in grids]
     _check_plans(grids, plans)
     cells = list({cell.key: cell for plan in plans for cell in plan.cells()}.values())
@@ -94,12 +97,12 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print the tables of a run; write them as Markdown, CSV and LaTeX, and a page with figures, into its folder."""
-    from fewshift.bench import trust
-    from fewshift.bench.features import load_grid
-    from fewshift.bench.grid import Grid
-    from fewshift.bench.page import judged_of, run_page
-    from fewshift.bench.record import Records
-    from fewshift.bench.results import table_of
+    from fewshift.lab.bench import trust
+    from fewshift.lab.bench.features import load_grid
+    from fewshift.lab.bench.grid import Grid
+    from fewshift.lab.bench.page import judged_of, run_page
+    from fewshift.lab.bench.record import Records
+    from fewshift.lab.bench.results import table_of
     from fewshift.report import tables
 
     if not (run / "records.jsonl").is_file():
@@ -142,12 +145,12 @@ def report(
 def list_(
     what: Annotated[str, typer.Argument(help="methods, algorithms, recipes, models, datasets or grids.")],
     contains: Annotated[str, typer.Option("--filter", help="Only names that contain this.")] = "",
-    folder: Annotated[Path, typer.Option(help="Where grid files lie.")] = Path("grids"),
+    folder: Annotated[Path | None, typer.Option(help="Where grid files lie; those of the package otherwise.")] = None,
     as_json: Json = False,
 ) -> None:
     """What there is to choose from."""
     if what == "models":
-        from fewshift import models
+        from fewshift.models import libraries as models
 
         names = [name for name in models.names() if contains in name]
         typer.echo(json.dumps(names) if as_json else "\n".join(names))
@@ -163,13 +166,13 @@ def list_(
 
 
 def _methods() -> list[dict[str, Any]]:
-    from fewshift import catalogue
+    from fewshift.methods import catalog as catalogue
 
     return catalogue.rows()
 
 
 def _algorithms() -> list[dict[str, Any]]:
-    from fewshift.sources import ALGORITHMS
+    from fewshift.lab.training import ALGORITHMS
 
     return [
         {
@@ -183,7 +186,7 @@ def _algorithms() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from fewshift.sources.recipes import OTHERS, RECIPES
+    from fewshift.lab.training.recipes import OTHERS, RECIPES
 
     return [
         {"name": name, "dataset": dataset, "settings": recipe.settings()}
@@ -197,20 +200,20 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def _datasets() -> list[dict[str, Any]]:
-    from fewshift.data.collections import describe
+    from fewshift.lab.datasets.catalog import describe
 
     return describe()
 
 
 def _brief_settings(row: dict[str, Any], *columns: str) -> dict[str, Any]:
-    from fewshift.catalogue import settings_line
+    from fewshift.methods.catalog import settings_line
 
     return {**{column: row[column] for column in columns}, "settings": settings_line(row)}
 
 
 def _brief_recipe(row: dict[str, Any]) -> dict[str, Any]:
     """A recipe by what is not usual in it."""
-    from fewshift.sources.recipes import Recipe
+    from fewshift.lab.training.recipes import Recipe
 
     usual = {it.name: it.default for it in fields(Recipe)}
     unusual = {key: value for key, value in row["settings"].items() if value != usual[key]}
@@ -231,15 +234,20 @@ KINDS: dict[str, tuple[str, Callable[[], list[dict[str, Any]]], Callable[[dict[s
 }
 
 
-def _print_grids(folder: Path, contains: str, as_json: bool) -> None:
-    from fewshift.bench.features import load_grid
+def _print_grids(folder: Path | None, contains: str, as_json: bool) -> None:
+    from fewshift.lab.bench.features import GRIDS, load_grid
 
-    files = sorted(path for path in folder.glob("*.toml") if contains in path.stem)
+    files = sorted(path for path in (folder or GRIDS).glob("*.toml") if contains in path.stem)
     if not files:
-        raise FewshiftError(f"there are no grids in {folder}: pass --folder with the grids of the project")
+        where = f"in {folder}: pass a --folder with grids" if folder else "of that name: leave out --filter"
+        raise FewshiftError(f"there are no grids {where}")
     plans = {path: load_grid(path) for path in files}
     found = [
-        {"file": str(path), "title": plan.title, "cells": len({cell.key for cell in plan.cells()})}
+        {
+            "name": path.stem if folder is None else str(path),
+            "title": plan.title,
+            "cells": len({cell.key for cell in plan.cells()}),
+        }
         for path, plan in plans.items()
     ]
     _print_found("grids", found, as_json)
@@ -247,8 +255,8 @@ def _print_grids(folder: Path, contains: str, as_json: bool) -> None:
 
 def _check_plans(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> None:
     """What can be told before any cell is run."""
-    from fewshift.bench.grid import Grid
-    from fewshift.data.collections import find_collection
+    from fewshift.lab.bench.grid import Grid
+    from fewshift.lab.datasets.catalog import find_collection
 
     names = [file.stem for file in files]
     for name in names:
@@ -274,7 +282,7 @@ def _table_texts(table: Table) -> dict[str, str]:
 
 def _trial_texts(title: str, them: Sequence[Trial]) -> dict[str, str]:
     """The same for what became of judged adaptations; the numbers of each are in the CSV."""
-    from fewshift.bench import trust
+    from fewshift.lab.bench import trust
     from fewshift.report import tables
 
     listing = trust.listing(f"{title}: adaptations judged", them)
@@ -286,7 +294,7 @@ def _trial_texts(title: str, them: Sequence[Trial]) -> dict[str, str]:
 
 
 def _write(run: Path, texts: Mapping[str, Mapping[str, str]]) -> None:
-    from fewshift.files import whole
+    from fewshift.core._files import whole
 
     (run / "tables").mkdir(exist_ok=True)
     for name, endings in texts.items():

@@ -18,12 +18,12 @@ from fewshift.errors import FewshiftError
 if TYPE_CHECKING:
     from torch import nn
 
-    from fewshift.data import Preprocess
-    from fewshift.data.collections import Collection
-    from fewshift.sources.algorithm import Algorithm
-    from fewshift.sources.checkpoint import Checkpoint
-    from fewshift.sources.recipes import Recipe
-    from fewshift.sources.trainer import Epoch, Standing
+    from fewshift.images import Preprocess
+    from fewshift.lab.datasets.catalog import Collection
+    from fewshift.lab.training.algorithm import Algorithm
+    from fewshift.lab.training.checkpoint import Checkpoint
+    from fewshift.lab.training.recipes import Recipe
+    from fewshift.lab.training.trainer import Epoch, Standing
 
 RANDOM, LIBRARYS_OWN = "random", "imagenet"  # words for weights that are not a file
 DECIDES = ("arch", "factory", "classes", "dataset", "sources", "algorithm", "recipe", "seed", "initial_weights")
@@ -79,11 +79,11 @@ def train(
 ) -> None:
     """Train a source network on all domains but the target; weights and a card are written after every epoch."""
     one_thread()
-    from fewshift.data.collections import find_collection
-    from fewshift.sources.checkpoint import Checkpoint
-    from fewshift.sources.gather import evaluation_steps, gather, load_sources, source_names
-    from fewshift.sources.recipes import default_arch
-    from fewshift.sources.trainer import train as run
+    from fewshift.lab.datasets.catalog import find_collection
+    from fewshift.lab.training.checkpoint import Checkpoint
+    from fewshift.lab.training.gather import evaluation_steps, gather, load_sources, source_names
+    from fewshift.lab.training.recipes import default_arch
+    from fewshift.lab.training.trainer import train as run
 
     collection = find_collection(dataset)
     names = source_names(collection, target, source or [])
@@ -186,9 +186,9 @@ def _chosen(
     recipe: str, algorithm: str, collection: Collection, settings: Sequence[str], flags: Mapping[str, Any]
 ) -> tuple[Recipe, Algorithm]:
     """The recipe and the algorithm, with what the options say instead."""
-    from fewshift.sources import ALGORITHMS, algorithm_of
-    from fewshift.sources.recipes import find_recipe
-    from fewshift.sources.settings import kinds_of
+    from fewshift.core.settings import kinds_of
+    from fewshift.lab.training import ALGORITHMS, algorithm_of
+    from fewshift.lab.training.recipes import find_recipe
 
     plan = find_recipe(recipe, collection.name, collection.dense)
     algorithm_of(algorithm)  # unknown ones are told before their settings
@@ -211,9 +211,9 @@ def _chosen(
 
 def _network(arch: str, weights: str, classes: Sequence[str], seed: int) -> tuple[nn.Module, Preprocess | None]:
     """The network to begin with, and the preprocessing that its library or card knows."""
-    from fewshift import models
-    from fewshift.sources.checkpoint import fill
-    from fewshift.target import private_randomness
+    from fewshift.core.support import private_randomness
+    from fewshift.lab.training.checkpoint import fill
+    from fewshift.models import libraries as models
 
     with private_randomness(seed):
         loaded = models.load(arch, RANDOM, classes=classes)
@@ -234,7 +234,7 @@ def _network(arch: str, weights: str, classes: Sequence[str], seed: int) -> tupl
 
 def _named(arch: str) -> dict[str, str]:
     """How the card names the network: `arch`, which is loaded, or a factory, which a card must not choose to run."""
-    from fewshift import models
+    from fewshift.models import libraries as models
 
     return {"arch" if arch.partition(":")[0] in models.LIBRARIES else "factory": arch}
 

@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.moments import Normal, merged, source_layers
+from fewshift.core.network import Network, like, refuse_unadaptable
+from fewshift.core.reading import averaged_over_batches, pooled_exactly, read_support, tied
+from fewshift.core.support import Target, Unlabelled, checked_seed, minibatches
 from fewshift.errors import FewshiftError
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, like, refuse_unadaptable
-from fewshift.passes import averaged_over_batches, pooled_exactly, read_support, tied
-from fewshift.statistics import Normal, merged, source_layers
-from fewshift.target import Target, Unlabelled, checked_seed, minibatches
 
 STATISTICS = ("auto", "exact", "cumulative", "ema")
 

@@ -14,14 +14,14 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from fewshift import progress
+from fewshift.core import _progress as progress
+from fewshift.core.losses import Loss
+from fewshift.core.method import Fitted
+from fewshift.core.network import Network, like, linear, logits_of
+from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.losses import Loss
-from fewshift.method import Fitted
-from fewshift.network import Network, like, linear, logits_of
-from fewshift.replay import resumed
-from fewshift.target import Support, Target
-from fewshift.tuning import FineTuning, Penalty, all_parameters, prepare, sgd, trainable, tune_head
+from fewshift.methods._finetuning import FineTuning, Penalty, all_parameters, prepare, sgd, trainable, tune_head
+from fewshift.methods._replay import resumed
 
 STAGES = 4  # convolutions whose maps are watched
 ATTENTION_BATCHES = 4

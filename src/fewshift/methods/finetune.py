@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, refuse_unadaptable
-from fewshift.target import Target
-from fewshift.tuning import (
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.network import Network, refuse_unadaptable
+from fewshift.core.support import Target
+from fewshift.methods._finetuning import (
     FineTuning,
     adam,
     affine_parameters,

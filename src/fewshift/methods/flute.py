@@ -12,13 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.heads import nearest_centroid_head
+from fewshift.core.loop import fit
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.network import Network, head_inputs, refuse_unadaptable
+from fewshift.core.support import Target, private_randomness
 from fewshift.errors import FewshiftError
-from fewshift.fit import fit
-from fewshift.heads import nearest_centroid_head
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, head_inputs, refuse_unadaptable
-from fewshift.target import Target, private_randomness
-from fewshift.tuning import adam, affine_parameters, finished, prepare, trainable, use_batches, write_statistics
+from fewshift.methods._finetuning import (
+    adam,
+    affine_parameters,
+    finished,
+    prepare,
+    trainable,
+    use_batches,
+    write_statistics,
+)
 
 FLOOR = 1e-3  # of the squared length of an embedding
 

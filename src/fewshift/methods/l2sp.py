@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.method import Fitted
+from fewshift.core.network import Network
+from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.method import Fitted
-from fewshift.network import Network
-from fewshift.target import Target
-from fewshift.tuning import FineTuning, Penalty, all_parameters, prepare
+from fewshift.methods._finetuning import FineTuning, Penalty, all_parameters, prepare
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.heads import gives_output
+from fewshift.core.method import Fitted
+from fewshift.core.network import Network, head_inputs, linear, logits_of
+from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.heads import gives_output
-from fewshift.method import Fitted
-from fewshift.network import Network, head_inputs, linear, logits_of
-from fewshift.target import Target
-from fewshift.tuning import FineTuning, prepare
+from fewshift.methods._finetuning import FineTuning, prepare
 
 
 @dataclass(frozen=True)

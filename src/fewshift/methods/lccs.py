@@ -17,18 +17,27 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fewshift import progress
-from fewshift.coefficients import Convex, Linear
+from fewshift.core import _progress as progress
+from fewshift.core.heads import centroids, cosine_logits, nearest_centroid_head, train_head
+from fewshift.core.loop import Course, fit
+from fewshift.core.losses import Loss, mean_entropy
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.moments import Moments, Normal, Span, merged, normalised, source_layers, spanning_vectors
+from fewshift.core.network import (
+    Network,
+    batchnorm,
+    channels_last,
+    head_inputs,
+    like,
+    linear,
+    logits_of,
+    refuse_unadaptable,
+)
+from fewshift.core.reading import Blend, read_by_ema, read_support, tied
+from fewshift.core.spans import Convex, Linear
+from fewshift.core.support import MINIBATCH, Support, Target, minibatches, private_randomness
 from fewshift.errors import FewshiftError
-from fewshift.evidence import SOURCE, HeldOut, SupportLoss, choose, folds_of, gathered
-from fewshift.fit import Course, fit
-from fewshift.heads import centroids, cosine_logits, nearest_centroid_head, train_head
-from fewshift.losses import Loss, mean_entropy
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, batchnorm, channels_last, head_inputs, like, linear, logits_of, refuse_unadaptable
-from fewshift.passes import Blend, read_by_ema, read_support, tied
-from fewshift.statistics import Moments, Normal, Span, merged, normalised, source_layers, spanning_vectors
-from fewshift.target import MINIBATCH, Support, Target, minibatches, private_randomness
+from fewshift.trust.gain import SOURCE, HeldOut, SupportLoss, choose, folds_of, gathered
 
 MOST_CANDIDATES = 1001
 CLASSIFIERS = ("finetuned", "ncc", "source")  # the preferred one first

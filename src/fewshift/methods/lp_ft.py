@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewshift import progress
-from fewshift.evidence import splits, stratified
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, like, logits_of
-from fewshift.target import Support, Target
-from fewshift.tuning import adam, all_parameters, check_policy, prepare, trainable, tune, tune_head
+from fewshift.core import _progress as progress
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.network import Network, like, logits_of
+from fewshift.core.support import Support, Target
+from fewshift.methods._finetuning import adam, all_parameters, check_policy, prepare, trainable, tune, tune_head
+from fewshift.trust.gain import splits, stratified
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewshift import progress
+from fewshift.core import _progress as progress
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.network import Network, head_inputs, like, linear, logits_of
+from fewshift.core.support import Target, Unlabelled, minibatches, private_randomness
 from fewshift.errors import FewshiftError
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, head_inputs, like, linear, logits_of
-from fewshift.target import Target, Unlabelled, minibatches, private_randomness
-from fewshift.tuning import body_parameters, head_parameters, prepare_unlabelled, trainable
+from fewshift.methods._finetuning import body_parameters, head_parameters, prepare_unlabelled, trainable
 
 HEADS = ("fresh", "source")
 SIZES = (8, 16, 32, 64, 128, 256)  # of generated images: 4x4, doubled

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.loop import fit
+from fewshift.core.losses import entropy
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.network import Network, head_inputs, like, linear, logits_of
+from fewshift.core.support import Target, Unlabelled, minibatches, private_randomness
 from fewshift.errors import FewshiftError
-from fewshift.fit import fit
-from fewshift.losses import entropy
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, head_inputs, like, linear, logits_of
-from fewshift.target import Target, Unlabelled, minibatches, private_randomness
-from fewshift.tuning import (
+from fewshift.methods._finetuning import (
     MOMENTUM,
     body_parameters,
     head_parameters,

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.loop import fit
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.network import Network, head_inputs, like, logits_of
+from fewshift.core.support import Target, Unlabelled, minibatches, private_randomness
 from fewshift.errors import FewshiftError
-from fewshift.fit import fit
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, head_inputs, like, logits_of
-from fewshift.target import Target, Unlabelled, minibatches, private_randomness
-from fewshift.tuning import MOMENTUM, body_parameters, prepare_unlabelled, trainable, use_batches
+from fewshift.methods._finetuning import MOMENTUM, body_parameters, prepare_unlabelled, trainable, use_batches
 
 EPS = 1e-5  # inside logarithms, as in the original
 ROUNDS = 2  # of clustering: soft centroids first, then those of the labels they gave

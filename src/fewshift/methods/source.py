@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, structural_copy
-from fewshift.target import Target
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.network import Network, structural_copy
+from fewshift.core.support import Target
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.losses import mean_entropy
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.network import Network, batchnorm, like, logits_of, refuse_unadaptable
+from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.losses import mean_entropy
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, batchnorm, like, logits_of, refuse_unadaptable
-from fewshift.streaming import refuse_empty, use_each_batch
-from fewshift.target import Target
-from fewshift.tuning import in_float32
+from fewshift.methods._finetuning import in_float32
+from fewshift.methods._streaming import refuse_empty, use_each_batch
 
 RECENT = 256  # predictions that are looked at to say whether the network has collapsed
 COLLAPSED = 0.95  # share of them that fall into one class

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewshift.method import Fitted, Method, Needs
-from fewshift.network import Network, refuse_unadaptable
-from fewshift.statistics import Moments, Normal, SourceLayer
-from fewshift.streaming import BatchNormalised
-from fewshift.target import Target
+from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.moments import Moments, Normal, SourceLayer
+from fewshift.core.network import Network, refuse_unadaptable
+from fewshift.core.support import Target
+from fewshift.methods._streaming import BatchNormalised
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fewshift.data import Preprocess
-from fewshift.evidence import HeldOut
-from fewshift.metrics import tally
+from fewshift.core.metrics import tally
+from fewshift.images import Preprocess
 from fewshift.report.scenes import Thumbnail, as_bytes, photograph, thumbnail
+from fewshift.trust.gain import HeldOut
 
 if TYPE_CHECKING:
-    from fewshift.adaptation import Adaptation
+    from fewshift.api import Adaptation
 
 SMALL = 128  # pixels of a thumbnail's longer side
 MOST = 24  # images that a page shows

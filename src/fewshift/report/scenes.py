@@ -19,16 +19,16 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor, nn
 
-from fewshift.data import Preprocess
-from fewshift.data.colours import VOID, Colour, palette_of
-from fewshift.data.preprocess import opened
+from fewshift.core._files import whole
+from fewshift.core.losses import IGNORE
+from fewshift.core.metrics import accuracy, mean_iou, per_class_iou, pixel_tally
+from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
-from fewshift.files import whole
-from fewshift.losses import IGNORE
-from fewshift.metrics import accuracy, mean_iou, per_class_iou, pixel_tally
-from fewshift.report.pages import rendered
-from fewshift.target import Support
-from fewshift.windows import label_map
+from fewshift.images import Preprocess
+from fewshift.images.palettes import VOID, Colour, palette_of
+from fewshift.images.preprocess import opened
+from fewshift.images.sliding_window import label_map
+from fewshift.report.render import rendered
 
 Palette = Sequence[Colour]
 

@@ -1,0 +1,1 @@
+"""Tensors and modules: networks, supports, statistics, losses. No paths, no data sets."""

@@ -1,0 +1,255 @@
+"""What differs between a label for each image and a label for each pixel. Nothing else asks which of the two it has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewshift.core.losses import IGNORE, at_labels
+from fewshift.core.metrics import tally
+from fewshift.errors import FewshiftError
+
+Augment = Callable[..., Any]
+"""One image -> a view of the same shape; with pixel labels (image, labels) -> a view of both."""
+MANY = 5  # labels that an error names
+
+
+class Labels(ABC):
+    """A kind of labels. `labels` below are one class index for each image, or for each pixel of each image."""
+
+    unit: ClassVar[str]  # what a label belongs to
+    shots_mean: ClassVar[str]  # what k counts
+    metric: ClassVar[str]  # by which networks are judged, a name in `core.metrics.METRICS`
+    minibatch: ClassVar[int]  # images that are learned from at a time, unless a method says otherwise
+    batch_statistics: ClassVar[bool]  # whether BatchNorm may learn from a minibatch
+    centroids: ClassVar[bool]  # whether a class has a centroid: the mean feature of its images
+    ignored: ClassVar[int | None]  # the label that means no label
+
+    @abstractmethod
+    def shots(self, labels: Sequence[Tensor], counts: Mapping[int, int]) -> int:
+        """k: how many images there are of each class, or with pixel labels in all."""
+
+    @abstractmethod
+    def folds(self, labels: Sequence[Tensor], parts: int, generator: torch.Generator) -> list[Tensor]:
+        """Disjoint sets of positions, each with its share of every class where images have labels."""
+
+    @abstractmethod
+    def view(self, augment: Augment, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """A random view of an image with its label."""
+
+    @abstractmethod
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(n,): the cross-entropy of each image."""
+
+    @abstractmethod
+    def right(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(n,): the share of each image that is right."""
+
+    @abstractmethod
+    def check(self, images: Sequence[Tensor], labels: Sequence[Tensor], counts: Mapping[int, int]) -> None:
+        """Raise one sentence when labels are of no use, or do not fit their images."""
+
+    @abstractmethod
+    def check_answer(self, labels: Sequence[Tensor], answer: tuple[int, ...]) -> None:
+        """Raise one sentence when a network's answer, less its classes, cannot be compared with labels."""
+
+    def kept(self, label: Tensor) -> Tensor:
+        """The labels that mean something."""
+        return label if self.ignored is None else label[label != self.ignored]
+
+    def counts(self, labels: Sequence[Tensor]) -> dict[int, int]:
+        """How often each class occurs."""
+        values, counts = torch.cat([self.kept(label).flatten() for label in labels]).unique(return_counts=True)
+        return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+    def weight(self, labels: Tensor) -> int:
+        """How much a batch counts in a mean: its labels."""
+        return self.kept(labels).numel()
+
+    def tally(self, labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
+        """(classes, classes): how often each true class (row) was predicted as each class (column)."""
+        return tally(labels, predictions, classes, ignore=self.ignored)
+
+    def check_range(self, counts: Mapping[int, int], classes: int | None) -> None:
+        """Raise one sentence when labels are no outputs of a network."""
+        outside = {
+            label: count for label, count in counts.items() if label < 0 or (classes is not None and label >= classes)
+        }
+        if outside:
+            ignore = "" if self.ignored is None else f", {self.ignored} to ignore"
+            raise FewshiftError(
+                f"{_listed(outside, self.unit)} out of range for a network with {classes} outputs: "
+                f"use labels from 0 to {(classes or 1) - 1}{ignore}"
+            )
+
+
+class ImageLabels(Labels):
+    """One class index for each image."""
+
+    unit = "image"
+    shots_mean = "labelled images per class"
+    metric = "accuracy"
+    minibatch = 32
+    batch_statistics = True
+    centroids = True
+    ignored = None
+
+    def shots(self, labels: Sequence[Tensor], counts: Mapping[int, int]) -> int:
+        """The images of the rarest class that occurs."""
+        return min(counts.values())
+
+    def folds(self, labels: Sequence[Tensor], parts: int, generator: torch.Generator) -> list[Tensor]:
+        """Stratified: each part has its share of every class."""
+        classes = torch.stack(tuple(labels)).cpu()
+        order = torch.randperm(len(classes), generator=generator)
+        part = torch.zeros(len(classes), dtype=torch.long)
+        for label in classes.unique().tolist():
+            members = order[classes[order] == label]
+            part[members] = torch.arange(len(members)) % parts
+        return [(part == number).nonzero().flatten() for number in range(parts)]
+
+    def view(self, augment: Augment, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """The augmentation sees the image alone and keeps its shape."""
+        view = _augmented(augment, image)
+        if not isinstance(view, Tensor):
+            raise FewshiftError("augment did not return a tensor: let it return an image like the one it took")
+        if view.shape != image.shape:
+            raise FewshiftError(
+                f"augment changed an image of shape {tuple(image.shape)} to {tuple(view.shape)}: let it keep the shape"
+            )
+        return view, label
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """-log p(label)."""
+        return F.cross_entropy(logits, labels, reduction="none")
+
+    def right(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """1 or 0."""
+        return (logits.argmax(1) == labels).double()
+
+    def check(self, images: Sequence[Tensor], labels: Sequence[Tensor], counts: Mapping[int, int]) -> None:
+        """Two classes are the least that tells anything."""
+        del images, labels
+        if len(counts) < 2:
+            raise FewshiftError(
+                f"every support image is of class {next(iter(counts))}: add images of at least one other class"
+            )
+
+    def check_answer(self, labels: Sequence[Tensor], answer: tuple[int, ...]) -> None:
+        """One row of logits for each image."""
+        del labels
+        if answer:
+            raise FewshiftError(
+                f"the network's answer to an image has shape {answer} and each image has one label: "
+                "give a label for each pixel"
+            )
+
+
+class PixelLabels(Labels):
+    """One class index for each pixel; 255 where there is none."""
+
+    unit = "pixel"
+    shots_mean = "labelled images"
+    metric = "mean_iou"
+    minibatch = 1
+    batch_statistics = False
+    centroids = False
+    ignored = IGNORE
+
+    def shots(self, labels: Sequence[Tensor], counts: Mapping[int, int]) -> int:
+        """All images."""
+        return len(labels)
+
+    def folds(self, labels: Sequence[Tensor], parts: int, generator: torch.Generator) -> list[Tensor]:
+        """Any images: each has pixels of many classes."""
+        return random_folds(len(labels), parts, generator)
+
+    def view(self, augment: Augment, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """The augmentation changes image and labels alike."""
+        pair = _augmented(augment, image, label)
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
+            raise FewshiftError("augment did not return two tensors: let it return an image and its labels")
+        view, its_label = pair
+        if view.shape[-its_label.ndim :] != its_label.shape:
+            raise FewshiftError(
+                f"augment returned an image of shape {tuple(view.shape)} with labels of shape "
+                f"{tuple(its_label.shape)}: let it change both alike"
+            )
+        return view, its_label
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the labelled pixels of each image; 0 where it has none."""
+        rows = F.cross_entropy(at_labels(logits, labels), labels, reduction="none", ignore_index=IGNORE)
+        return rows.flatten(1).sum(1) / (labels != IGNORE).flatten(1).sum(1).clamp(min=1)
+
+    def right(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The share of the labelled pixels of each image; 0 where it has none."""
+        known = (labels != IGNORE).flatten(1)
+        hits = (at_labels(logits, labels).argmax(1) == labels).flatten(1) & known
+        return hits.sum(1).double() / known.sum(1).clamp(min=1)
+
+    def check(self, images: Sequence[Tensor], labels: Sequence[Tensor], counts: Mapping[int, int]) -> None:
+        """Some pixel is labelled, and each image has as many labels as pixels."""
+        if not counts:
+            raise FewshiftError(f"every pixel of the support is ignored (label {IGNORE}): label some")
+        for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+            if image.shape[-label.ndim :] != label.shape:
+                raise FewshiftError(
+                    f"image {index} is {extent(image.shape[-label.ndim :])} pixels and its labels are "
+                    f"{extent(label.shape)}: give one label for each pixel"
+                )
+
+    def check_answer(self, labels: Sequence[Tensor], answer: tuple[int, ...]) -> None:
+        """A coarser picture of the labels, or one as fine."""
+        shape = tuple(labels[0].shape)
+        if len(shape) != len(answer):
+            raise FewshiftError(
+                f"the network's answer to an image has shape {answer} and its labels {shape}: "
+                "give one label for each image, or use a network that labels pixels"
+            )
+        alike = len(answer) == 2 and abs(answer[0] * shape[1] - answer[1] * shape[0]) <= sum(shape)
+        if answer != shape and not (alike and answer[0] <= shape[0] and answer[1] <= shape[1]):
+            raise FewshiftError(
+                f"the output ({extent(answer)}) must have the labels' aspect ratio ({extent(shape)}) and be no larger: "
+                "wrap the network so that it does"
+            )
+
+
+IMAGES, PIXELS = ImageLabels(), PixelLabels()
+
+
+def kind_of(labels: Sequence[Tensor]) -> Labels:
+    """Whether a label belongs to an image or to a pixel."""
+    return PIXELS if labels[0].ndim > 0 else IMAGES
+
+
+def random_folds(total: int, parts: int, generator: torch.Generator) -> list[Tensor]:
+    """Disjoint sets of positions, as equal as they can be."""
+    order = torch.randperm(total, generator=generator)
+    return [order[part::parts].sort().values for part in range(parts)]
+
+
+def extent(shape: Sequence[int]) -> str:
+    """Width x height, as people speak of pictures."""
+    return "x".join(map(str, reversed(shape)))
+
+
+def _augmented(augment: Augment, *parts: Tensor) -> Any:
+    try:
+        return augment(*parts)
+    except TypeError as error:
+        wanted = "one image" if len(parts) == 1 else "(image, labels)"
+        raise FewshiftError(f"augment cannot be called ({error}): let it take {wanted}") from error
+
+
+def _listed(counts: Mapping[int, int], unit: str) -> str:
+    named = ", ".join(
+        f"{label} ({count:,} {unit}{'s' if count > 1 else ''})" for label, count in list(counts.items())[:MANY]
+    )
+    more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
+    return f"label{'s' if len(counts) > 1 else ''} {named}{more} {'are' if len(counts) > 1 else 'is'}"

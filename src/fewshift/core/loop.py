@@ -1,0 +1,65 @@
+"""The one gradient loop."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewshift.core import _progress as progress
+from fewshift.errors import FewshiftError
+
+
+@dataclass(frozen=True)
+class Course:
+    """What happened in each epoch: the mean loss, and how long it took."""
+
+    losses: list[float]
+    seconds: list[float]
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """The median: what an epoch costs on this machine."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+
+Batches = Callable[[], Iterable[Tensor]]  # called once per epoch: the indices of each minibatch
+
+
+def fit(
+    loss: Callable[[Tensor], Tensor],
+    batches: Batches,
+    optimizer: torch.optim.Optimizer,
+    epochs: int,
+    *,
+    what: str = "gradient steps",
+    after_step: Callable[[], None] | None = None,
+) -> Course:
+    """Minimise `loss(indices)` over minibatches of support indices."""
+    if torch.is_inference_mode_enabled():
+        raise FewshiftError("adaptation needs gradients: call it outside torch.inference_mode()")
+    course = Course([], [])
+    with torch.enable_grad():
+        for epoch in progress.track(range(epochs), what):
+            began, values = time.perf_counter(), []
+            for indices in batches():
+                optimizer.zero_grad(set_to_none=True)
+                value = loss(indices)
+                value.backward()
+                optimizer.step()
+                if after_step is not None:
+                    after_step()
+                values.append(value.detach())
+            course.losses.append(_mean(values))
+            course.seconds.append(time.perf_counter() - began)
+            if course.losses[-1] != course.losses[-1]:
+                raise FewshiftError(f"the loss became NaN in epoch {epoch + 1}: lower lr")
+    return course
+
+
+def _mean(values: Sequence[Tensor]) -> float:
+    return torch.stack(tuple(values)).double().mean().item()

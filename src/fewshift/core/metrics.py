@@ -1,0 +1,84 @@
+"""Metrics: pure functions of a tally, the confusion matrix with true classes as rows and predicted ones as columns.
+
+Scores are float64, whatever the images were: 621 of 1,000 is 0.621.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fewshift.core.losses import IGNORE
+
+
+def tally(labels: Tensor, predictions: Tensor, classes: int, ignore: int | None = None) -> Tensor:
+    """How often each true class (row) was predicted as each class (column); add tallies to pool them."""
+    labels, predictions = labels.flatten(), predictions.flatten()
+    if ignore is not None:
+        keep = labels != ignore
+        labels, predictions = labels[keep], predictions[keep]
+    return (labels * classes + predictions).bincount(minlength=classes**2).reshape(classes, classes)
+
+
+def pixel_tally(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
+    """The tally of labelled pixels."""
+    return tally(labels, predictions, classes, ignore=IGNORE)
+
+
+def accuracy(counts: Tensor) -> float:
+    """The share of all images that is right."""
+    return float(counts.diagonal().sum().double() / counts.sum().clamp(min=1))
+
+
+def per_class_accuracy(counts: Tensor) -> Tensor:
+    """Right / all of a class, NaN for classes that do not occur: its recall."""
+    return _ratio(counts.diagonal(), counts.sum(1))
+
+
+def macro_recall(counts: Tensor) -> float:
+    """The mean accuracy of the classes that occur: what papers on VisDA call average precision."""
+    return float(per_class_accuracy(counts).nanmean())
+
+
+def per_class_f1(counts: Tensor) -> Tensor:
+    """2 TP / (2 TP + FP + FN), NaN for classes that neither occur nor are predicted."""
+    return _ratio(2 * counts.diagonal(), counts.sum(0) + counts.sum(1))
+
+
+def macro_f1(counts: Tensor, labels: str | Tensor = "present") -> float:
+    """The mean F1 over a set of classes.
+
+    - "present": those with an image in this test set (the convention of WILDS);
+    - "all": every class, 0 where none occurs and none is predicted;
+    - a tensor of class indices: a fixed set, such as the classes present before the support was taken out.
+    """
+    scores = per_class_f1(counts).nan_to_num(0.0)
+    if isinstance(labels, Tensor):
+        return float(scores[labels].mean())
+    return float(scores[counts.sum(1) > 0].mean() if labels == "present" else scores.mean())
+
+
+def per_class_iou(counts: Tensor) -> Tensor:
+    """TP / (TP + FP + FN): NaN for an absent class that is never predicted, 0 for one that is."""
+    hits = counts.diagonal()
+    return _ratio(hits, counts.sum(0) + counts.sum(1) - hits)
+
+
+def mean_iou(counts: Tensor, *, present_only: bool = False) -> float:
+    """The mean IoU of the classes that occur or are predicted; with `present_only` of those that occur."""
+    scores = per_class_iou(counts)
+    return float((scores[counts.sum(1) > 0] if present_only else scores).nanmean())
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: mean gap of confidence and accuracy over equally wide bins of confidence."""
+    confidence, predicted = probabilities.double().max(1)
+    right = (predicted == labels).double()
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    which = torch.bucketize(confidence, edges[1:-1])
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, which, right - confidence)
+    return float(gaps.abs().sum() / max(1, len(labels)))
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    return torch.where(whole > 0, part.double() / whole.clamp(min=1), torch.nan)

@@ -1,0 +1,315 @@
+"""Moments of what enters the BatchNorm layers: read by hooks, blended, spanned. Written once, used by every method.
+
+Two conventions meet here. BatchNorm *normalises* with the biased variance (divide by the count) but *stores* the
+unbiased one (divide by the count minus one). Everything below is biased unless its name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewshift.core.network import Network, batchnorm
+from fewshift.errors import FewshiftError
+
+NULL = 1e-10  # a spanning vector shorter than this fraction of the data it came from is rounding noise
+
+
+@dataclass(frozen=True)
+class Normal:
+    """The mean and the standard deviation, sqrt(var + eps), with which a layer normalises: one value per channel."""
+
+    mean: Tensor
+    std: Tensor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What each image says about one layer: spatial mean and biased spatial variance per channel, in float64."""
+
+    mean: Tensor  # (N, C)
+    var: Tensor  # (N, C)
+    count: Tensor  # (N,) positions per image
+
+    @property
+    def pooled_mean(self) -> Tensor:
+        """(C,) over all images and positions."""
+        return self._weights @ self.mean
+
+    @property
+    def pooled_var(self) -> Tensor:
+        """(C,) biased, over all images and positions: within the images plus between them."""
+        return self._weights @ (self.var + (self.mean - self.pooled_mean).square())
+
+    @property
+    def unbiased_var(self) -> Tensor:
+        """(C,) the pooled variance as BatchNorm stores it; biased where there is a single position."""
+        total = self.count.sum()
+        return self.pooled_var * total / (total - 1).clamp(min=1)
+
+    def normal(self, eps: float) -> Normal:
+        """The pooled statistics, as a layer with this eps would use them."""
+        return Normal(self.pooled_mean, (self.pooled_var + eps).sqrt())
+
+    def image_std(self, eps: float) -> Tensor:
+        """(N, C): sqrt(unbiased spatial variance + eps) of each image; NaN where an image has one position."""
+        count = self.count.unsqueeze(1)
+        return (self.var * count / (count - 1) + eps).sqrt()
+
+    def as_one(self) -> Moments:
+        """All images taken together as if they were one: pools further without keeping each."""
+        return Moments(self.pooled_mean.unsqueeze(0), self.pooled_var.unsqueeze(0), self.count.sum().unsqueeze(0))
+
+    @property
+    def _weights(self) -> Tensor:
+        return self.count / self.count.sum()
+
+
+def moments(inputs: Tensor) -> Moments:
+    """Moments of a layer's input of shape (N, C, positions...)."""
+    inputs = _at_least_float32(inputs)
+    interleaved = inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
+    mean, var = (_by_kernel if interleaved and inputs.device.type == "cpu" else _by_rows)(inputs)
+    count = mean.new_full((len(inputs),), inputs[0, 0].numel(), dtype=torch.float64)
+    return Moments(mean.double(), var.double(), count)
+
+
+def _by_rows(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Each image's channel is a row of memory."""
+    rows = inputs.flatten(2) if inputs.ndim > 2 else inputs.unsqueeze(2)
+    mean = rows.mean(2)
+    # mean of squares minus square of mean: one fast pass, but it cancels where the mean is large ...
+    var = torch.linalg.vector_norm(rows, dim=2).double().square() / rows.shape[2] - mean.double().square()
+    # ... so those rows, usually few, are done again around their mean
+    doubtful = var < mean.double().square() / 30
+    if doubtful.any():
+        var[doubtful] = rows[doubtful].var(1, correction=0).double()
+    return mean, var.clamp(min=0)
+
+
+def _by_kernel(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Channels lie next to each other: what BatchNorm itself uses in training, image by image, is six times faster."""
+    parts = [torch.batch_norm_update_stats(image.unsqueeze(0), None, None, 0.0) for image in inputs]
+    return torch.stack([mean for mean, _ in parts]), torch.stack([var for _, var in parts])
+
+
+def concatenated(parts: Sequence[Moments]) -> Moments:
+    """The moments of several calls or chunks, as if their images had come together."""
+    return Moments(
+        torch.cat([part.mean for part in parts]),
+        torch.cat([part.var for part in parts]),
+        torch.cat([part.count for part in parts]),
+    )
+
+
+@dataclass(frozen=True)
+class SourceLayer:
+    """What the source network does in one BatchNorm layer, in the type in which adaptation computes."""
+
+    normal: Normal
+    gamma: Tensor
+    beta: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: _BatchNorm) -> SourceLayer:
+        """Read a BatchNorm layer; in half precision everything is computed in float32."""
+        assert module.running_mean is not None  # refuse_unadaptable comes first
+        assert module.running_var is not None
+        mean, var = _at_least_float32(module.running_mean), _at_least_float32(module.running_var)
+        eps = float(getattr(module, "eps", 1e-5))
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        return cls(
+            Normal(mean, (var + eps).sqrt()),
+            torch.ones_like(mean) if weight is None else _at_least_float32(weight),
+            torch.zeros_like(mean) if bias is None else _at_least_float32(bias),
+            eps,
+        )
+
+    def affine(self, normal: Normal) -> tuple[Tensor, Tensor]:
+        """The weight and bias with which the layer, keeping its source statistics, normalises with `normal`.
+
+        gamma (z - mu) / sigma + beta  =  weight (z - mu_s) / sigma_s + bias
+        """
+        # in this order the source's own statistics give back gamma and beta to the last bit
+        weight = self.gamma * (self.normal.std / normal.std)
+        return weight, self.beta + self.gamma * ((self.normal.mean - normal.mean) / normal.std)
+
+    def blend(self, other: Normal, v: float) -> Normal:
+        """(1 - v) source + v other, on means and on standard deviations; v = 0 is the source exactly."""
+        mine = self.normal
+        if v == 0:
+            return mine
+        mean, std = other.mean.to(mine.mean), other.std.to(mine.std)
+        return Normal((1 - v) * mine.mean + v * mean, (1 - v) * mine.std + v * std)
+
+
+def source_layers(network: Network, model: nn.Module | None = None) -> dict[str, SourceLayer]:
+    """The source's statistics and affine parameters, layer by layer; from `model` if it is a copy kept elsewhere."""
+    model = network.model if model is None else model
+    return {layer.name: SourceLayer.of(batchnorm(model, layer.name)) for layer in network.layers}
+
+
+Rule = Callable[[str, Moments], Normal | None]
+"""Layer name and moments of its input -> what it is to normalise with, or None to leave it as it is."""
+
+
+@contextmanager
+def normalising(network: Network, working: nn.Module, source: Mapping[str, SourceLayer], rule: Rule) -> Iterator[None]:
+    """Within the block, each layer of the working copy normalises its input with what `rule` says of it.
+
+    The hook runs before the layer does, so what a deep layer sees is already normalised by the new statistics of
+    the shallow ones: layers are coupled.
+    """
+
+    def hook(name: str, module: _BatchNorm, inputs: Tensor) -> None:
+        seen = moments(inputs)
+        if not (torch.isfinite(seen.mean).all() and torch.isfinite(seen.var).all()):
+            raise FewshiftError(f"what enters layer '{name}' is not finite: check the images' scale, or lower lr")
+        normal = rule(name, seen)
+        if normal is not None:
+            write_affine(module, source[name], normal)
+
+    with before_layers(network, working, hook):
+        yield
+
+
+@contextmanager
+def before_layers(
+    network: Network, working: nn.Module, hook: Callable[[str, _BatchNorm, Tensor], None]
+) -> Iterator[None]:
+    """Within the block, `hook(name, layer, input)` is called before a BatchNorm layer of the working copy runs."""
+    handles = [
+        working.get_submodule(layer.name).register_forward_pre_hook(
+            lambda module, args, name=layer.name: hook(name, module, args[0])
+        )
+        for layer in network.layers
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def write_affine(module: _BatchNorm, source: SourceLayer, normal: Normal) -> None:
+    """Make a layer of a working copy normalise with `normal`, in place."""
+    with torch.no_grad():
+        for tensor, value in zip((module.weight, module.bias), source.affine(normal), strict=True):
+            tensor.copy_(value)
+
+
+def normalised(network: Network, normals: Mapping[str, Normal]) -> nn.Module:
+    """A working copy that normalises with these statistics."""
+    working, source = network.copy(), source_layers(network)
+    for name, normal in normals.items():
+        write_affine(batchnorm(working, name), source[name], normal)
+    return working
+
+
+def merged(network: Network, normals: Mapping[str, Normal]) -> dict[str, Tensor]:
+    """The tensors with which the plain network normalises with these statistics, exactly.
+
+    Written into weight and bias this holds for every std != 0. A layer without them carries the statistics
+    themselves, which cannot express a standard deviation of zero or less.
+    """
+    source = source_layers(network)
+    tensors: dict[str, Tensor] = {}
+    for layer in network.layers:
+        if layer.name not in normals:
+            continue
+        normal = normals[layer.name]
+        if layer.affine:
+            tensors[f"{layer.name}.weight"], tensors[f"{layer.name}.bias"] = source[layer.name].affine(normal)
+        elif (normal.std > 0).all():
+            tensors[f"{layer.name}.running_mean"] = normal.mean
+            tensors[f"{layer.name}.running_var"] = normal.std.square() - source[layer.name].eps
+        else:
+            raise FewshiftError(
+                f"layer '{layer.name}' has no affine parameters to carry a standard deviation of zero or less: "
+                "lower lr or epochs, or set min_sigma"
+            )
+    return tensors
+
+
+@dataclass(frozen=True)
+class Span:
+    """The spanning vectors of one layer, as columns: source, support, then the support's own directions."""
+
+    mean: Tensor  # (C, 1 + n_mean)
+    std: Tensor  # (C, 1 + n_std)
+
+    def combine(self, eta: Tensor, rho: Tensor) -> Normal:
+        """mu = M eta, sigma = S rho."""
+        return Normal(self.mean @ eta, self.std @ rho)
+
+
+def spanning_vectors(
+    seen: Moments, source: SourceLayer, n: int | float, *, borrow_scale: bool = False, guard: bool = True
+) -> Span:
+    """[source, support mean, U S ...] and the same for standard deviations; n support vectors in each.
+
+    A fraction n in (0, 1) takes, for each moment, as many directions as explain that part of the variance.
+    `borrow_scale` gives the directions of the standard deviations the singular values of the means, as the
+    released code does. Without `guard` a layer with one position per image is an error, as it is there.
+    """
+    support = seen.normal(source.eps)
+    means, stds = seen.mean.T, seen.image_std(source.eps).T
+    single = not bool((seen.count > 1).all())
+    if single and not guard:
+        raise FewshiftError(
+            "a BatchNorm layer sees one position per image, where the released code divides by zero: "
+            "use variant='paper'"
+        )
+    mean_vectors, mean_values = directions(means, support.mean)
+    if single:  # no spatial variance per image: the pooled deviation is the only support vector
+        std_vectors, std_values = stds.new_zeros(len(stds), 0), stds.new_zeros(0)
+    else:
+        std_vectors, std_values = directions(stds, support.std)
+    std_scale = mean_values if borrow_scale and not single else std_values
+    return Span(
+        _columns(source.normal.mean, support.mean, mean_vectors * mean_values, kept(mean_values, n)),
+        _columns(source.normal.std, support.std, std_vectors * std_scale, kept(std_values, n)),
+    )
+
+
+def directions(columns: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Left singular vectors and values of `columns` (C, N) after the direction of `first` was taken out.
+
+    Z - u u^T Z with u = first / |first|. Values that are rounding noise are zero, and signs are fixed (the entry of
+    largest magnitude is positive), so that the same data give the same vectors.
+    """
+    norm = torch.linalg.vector_norm(first)
+    left = columns
+    if norm > 1e-12:  # a dead layer has no direction to take out
+        u = (first / norm).unsqueeze(1)
+        left = columns - u @ (u.T @ columns)
+    vectors, values, _ = torch.linalg.svd(left, full_matrices=False)
+    values = torch.where(values > NULL * torch.linalg.matrix_norm(columns), values, 0)
+    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    return vectors * torch.where(largest < 0, -1, 1), values
+
+
+def kept(values: Tensor, n: int | float) -> int:
+    """How many directions to keep beside the first vector."""
+    if isinstance(n, int):
+        return min(n - 1, len(values))
+    energy = values.square().cumsum(0)
+    if not len(values) or energy[-1] == 0:
+        return 0
+    return int((energy < n * energy[-1]).sum()) + 1
+
+
+def _columns(source: Tensor, support: Tensor, directions: Tensor, count: int) -> Tensor:
+    columns = [source.unsqueeze(1), support.unsqueeze(1).to(source), directions[:, :count].to(source)]
+    return torch.cat(columns, 1)
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

@@ -1,0 +1,388 @@
+"""The view of a network: its BatchNorm layers, its head, its logits. The network itself is never edited."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+from fewshift.core.normalisation import Whitening
+from fewshift.errors import FewshiftError
+
+MAIN = ("logits", "out", "output", "main", "pred", "seg", "sem_seg")  # names of the main output
+LIVE = 6  # activations as large as the largest that a pass holds at a time: a branch, its shortcut, their moments
+LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
+FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A BatchNorm layer whose statistics can be adapted."""
+
+    name: str
+    kind: str
+    channels: int
+    affine: bool
+    calls: int | None  # how often one forward pass executes it; None before the network has been run
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A normalisation layer that is left alone, and why."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network in evaluation mode, with what adaptation needs to know about it.
+
+    `model` has modules of its own and shares its parameters with the network that was given: read, never written.
+
+    Layers stand in the order in which a forward pass executes them. `head` names the linear layer (or convolution)
+    whose output is the network's output, if there is one; pixel answers may have been upsampled from it.
+    """
+
+    model: nn.Module
+    layers: tuple[Layer, ...]
+    skipped: tuple[Skipped, ...]
+    head: str | None
+    classes: int | None
+    output: tuple[int, ...] = ()  # the shape of the answer to one image: (classes,) or (classes, height, width)
+    widest: float = 0  # values that enter the widest layer, for each value of an image
+
+    @classmethod
+    def of(cls, model: nn.Module | Network, images: Tensor, head: str | None = None) -> Network:
+        """Look at `model` by running it once on a few of `images`; a view is returned as it is."""
+        if isinstance(model, Network):
+            return model
+        private = structural_copy(model)
+        refuse_broken_weights(private)
+        found = list_layers(private)
+        images = like(private, images[:2])
+        names = [layer.name for layer in found.layers]
+        with torch.no_grad(), _calls(private, names) as (calls, widths), _outputs(private) as outputs:
+            try:
+                output = private(images)
+            except Exception as error:
+                shape = tuple(images.shape)
+                raise FewshiftError(
+                    f"the network cannot run on images of shape {shape} ({_first_line(error)}): "
+                    "check size, channels and preprocessing"
+                ) from error
+        logits = logits_of(output)
+        if logits.ndim < 2 or len(logits) != len(images):
+            raise FewshiftError(
+                f"the network answers {len(images)} images with a tensor of shape {tuple(logits.shape)}: "
+                "wrap it in a module that returns one row of logits per image"
+            )
+        executed = [replace(layer, calls=calls.count(layer.name)) for layer in found.layers]
+        unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
+        return replace(
+            found,
+            layers=tuple(sorted((layer for layer in executed if layer.calls), key=lambda it: calls.index(it.name))),
+            skipped=found.skipped + tuple(unused),
+            head=_named_head(private, head) if head else _found_head(private, outputs, logits),
+            classes=logits.shape[1],
+            output=tuple(logits.shape[1:]),
+            widest=max([logits.numel(), *widths]) / images.numel(),
+        )
+
+    def bytes_to_pass(self, images: Tensor | Sequence[Tensor]) -> int:
+        """About how much memory one pass without gradients over these images takes."""
+        values = sum(image.numel() for image in images)
+        return int(LIVE * self.widest * values * images[0].element_size())
+
+    def copy(self) -> nn.Module:
+        """A working copy: free to be hooked, its BatchNorm layers and head free to be written into.
+
+        All other tensors are shared with this view, so it costs next to nothing; they are not to be changed. Layers
+        without affine parameters are given 1 and 0.
+        """
+        own = {layer.name for layer in self.layers} | {self.head}
+        shared = {
+            id(tensor): tensor
+            for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers())
+            if name.rpartition(".")[0] not in own and not tensor.requires_grad
+        }
+        working = copy.deepcopy(self.model, shared).requires_grad_(False)
+        for layer in self.layers:
+            module = batchnorm(working, layer.name)
+            if not layer.affine:
+                module.weight = nn.Parameter(torch.ones(layer.channels).to(module.running_mean), requires_grad=False)
+                module.bias = nn.Parameter(torch.zeros(layer.channels).to(module.running_mean), requires_grad=False)
+        return working
+
+    def with_tensors(self, changed: Mapping[str, Tensor]) -> nn.Module:
+        """The plain network again, with some entries of its state dict replaced."""
+        result = copy.deepcopy(self.model)
+        state = result.state_dict()
+        with torch.no_grad():
+            for name, tensor in changed.items():
+                state[name].copy_(tensor)
+        return result
+
+    def need_head(self, purpose: str) -> str:
+        """The head's name, or one sentence on what cannot be done without it."""
+        if self.head is None:
+            raise FewshiftError(
+                f"{purpose} needs the network's last linear layer and none gives its output directly: "
+                "pass head='name', or keep the source's head (for LCCS classifier='source')"
+            )
+        return self.head
+
+
+def list_layers(model: nn.Module) -> Network:
+    """What stands in `model`, without running it: every BatchNorm layer in order of registration."""
+    layers, skipped = [], []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if reason := _reason_to_skip(module):
+            skipped.append(Skipped(name, kind, reason))
+        elif is_batchnorm(module):
+            affine = getattr(module, "weight", None) is not None
+            channels = 0 if module.running_mean is None else module.running_mean.numel()
+            layers.append(Layer(name, kind, channels, affine, calls=None))
+    return Network(model, tuple(layers), tuple(skipped), head=None, classes=None)
+
+
+def is_batchnorm(module: nn.Module) -> bool:
+    """BatchNorm of any dimension or subclass, or a frozen one, which keeps its affine parameters as buffers."""
+    buffers = dict(module.named_buffers(recurse=False))
+    return isinstance(module, _BatchNorm) or buffers.keys() >= FROZEN_TENSORS
+
+
+def batchnorm(model: nn.Module, name: str) -> _BatchNorm:
+    """The BatchNorm layer of that name; a frozen one has the same tensors."""
+    return cast(_BatchNorm, model.get_submodule(name))
+
+
+def linear(model: nn.Module, name: str) -> nn.Linear:
+    """The head of that name; a 1x1 convolution has the same tensors, with two more dimensions."""
+    return cast(nn.Linear, model.get_submodule(name))
+
+
+def refuse_unadaptable(network: Network) -> None:
+    """One sentence when no BatchNorm statistics can be adapted here."""
+    refuse_without_statistics(network)
+    if not network.layers:
+        fused = next((it for it in network.skipped if "fused" in it.reason), None)
+        where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
+        raise FewshiftError(
+            f"nothing to adapt in this network, {where}: use a network with BatchNorm (if it was fused for "
+            "deployment, start from the weights before fusing), or a method that does without, such as finetune-head"
+        )
+
+
+def refuse_without_statistics(network: Network) -> None:
+    """One sentence when a BatchNorm layer always uses its batch: then no prediction stands on its own."""
+    for layer in network.layers:
+        if batchnorm(network.model, layer.name).running_mean is None:
+            raise FewshiftError(
+                f"BatchNorm layer '{layer.name}' keeps no running statistics (track_running_stats=False), so there "
+                "is no source to start from: use a network trained with running statistics"
+            )
+
+
+def refuse_broken_weights(model: nn.Module) -> None:
+    """One sentence naming the first tensor with NaN or infinity, or a negative variance."""
+    statistics = [(name, it) for name, it in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    for name, tensor in chain(model.named_parameters(), statistics):
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise FewshiftError(f"weight '{name}' contains NaN or infinity: load sound weights")
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise FewshiftError(f"weight '{name}' contains a negative variance: load sound weights")
+
+
+def structural_copy(model: nn.Module) -> nn.Module:
+    """Modules and buffers of its own, in evaluation mode, around the same parameters.
+
+    Some networks count in a buffer while they run: it is their copy that counts.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
+    if not isinstance(model, nn.Module):
+        raise FewshiftError(f"expected an nn.Module, got {type(model).__name__}: pass a PyTorch network")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
+    try:
+        return copy.deepcopy(model, {id(it): it for it in model.parameters()}).eval()
+    except Exception as error:
+        raise FewshiftError(
+            f"this {type(model).__name__} cannot be copied ({_first_line(error)}): adaptation works on copies, "
+            "so make it support copy.deepcopy"
+        ) from error
+
+
+def like(model: nn.Module, images: Tensor) -> Tensor:
+    """`images` on the device and in the floating type of the network's weights."""
+    for tensor in chain(model.parameters(), model.buffers()):
+        if tensor.is_floating_point():
+            return images.to(tensor.device, tensor.dtype)
+    return images
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Pictures with their channels side by side in memory: convolutions and pooling are faster so on a CPU."""
+    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a network returns: a tensor, an object with `.logits`, a dict or a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    named = getattr(output, "logits", None)
+    if isinstance(named, Tensor):
+        return named
+    if isinstance(output, Mapping):
+        tensors = {str(key): it for key, it in output.items() if isinstance(it, Tensor) and it.ndim > 1}
+        named = next((tensors[key] for key in MAIN if key in tensors), None)
+        if named is None and len(tensors) > 1:
+            raise FewshiftError(
+                f"the network returns {', '.join(map(repr, tensors))}, of which none is known to be the logits: "
+                "wrap it in a module that returns one tensor"
+            )
+        candidates = list(tensors.values()) if named is None else [named]
+    else:
+        candidates = list(output) if isinstance(output, (tuple, list)) else []
+    for value in candidates:
+        if isinstance(value, Tensor) and value.ndim > 1:  # a loss, which may come first, has no dimension
+            return value
+    raise FewshiftError(
+        f"the network returns {type(output).__name__}, in which no logits were found: "
+        "wrap it in a module that returns a tensor"
+    )
+
+
+@contextmanager
+def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
+    """Collect what enters the head during the block, one tensor per forward pass."""
+    seen: list[Tensor] = []
+    hook = model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def features(model: nn.Module, head: str, images: Tensor) -> Tensor:
+    """What enters the head, without gradient: (N, features), or (N, features, 1, 1) before a 1x1 convolution."""
+    with torch.no_grad(), head_inputs(model, head) as seen:
+        model(images)
+    return seen[-1]
+
+
+def _reason_to_skip(module: nn.Module) -> str | None:
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return "instance normalisation has no source statistics to blend"
+    if isinstance(module, Whitening):
+        return "whitening layers are not BatchNorm"
+    if is_batchnorm(module) and parametrize.is_parametrized(module):
+        return "its weights are computed by a parametrisation"
+    if "intrinsic" in type(module).__module__ and "Bn" in type(module).__name__:
+        return "convolution and BatchNorm are fused, nothing is left to adapt"
+    return None
+
+
+@contextmanager
+def _calls(model: nn.Module, names: list[str]) -> Iterator[tuple[list[str], list[int]]]:
+    """The names of the layers in the order in which the block executes them, once per call, and what enters them."""
+    order: list[str] = []
+    widths: list[int] = []
+
+    def note(name: str, inputs: Tensor) -> None:
+        order.append(name)
+        widths.append(inputs.numel())
+
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
+        for name in names
+    ]
+    try:
+        yield order, widths
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The output of the last few layers that could be a head; kept alive, so that no memory is used twice."""
+    seen: dict[str, Tensor] = {}
+    once: set[str] = set()
+    twice: set[str] = set()
+
+    def note(name: str, output: Any) -> None:
+        (twice if name in once else once).add(name)
+        if isinstance(output, Tensor):
+            seen[name] = output
+            if len(seen) > LAST:
+                del seen[next(iter(seen))]
+
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+        for name, module in model.named_modules()
+        if is_linear(module)
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for name in twice & seen.keys():
+            del seen[name]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """A linear layer or an ordinary convolution: what a head can be."""
+    if parametrize.is_parametrized(module):
+        return False
+    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+
+
+def _found_head(model: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> str | None:
+    """The layer whose output is the network's output: the same memory, whatever its shape is called.
+
+    Of a network that answers for pixels, the layer whose output was upsampled to be that.
+    """
+    for name, output in reversed(outputs.items()):
+        wide = getattr(model.get_submodule(name), "kernel_size", (1, 1)) != (1, 1)
+        if output.data_ptr() == logits.data_ptr() and output.numel() == logits.numel():
+            return None if wide and logits.ndim == 2 else name
+    for name, output in reversed(outputs.items()):
+        if logits.ndim == 4 and output.shape[:2] == logits.shape[:2] and _upsampled(output, logits):
+            return name
+    return None
+
+
+def _upsampled(coarse: Tensor, fine: Tensor) -> bool:
+    """Whether one is the other, bilinearly upsampled, with corners aligned or not."""
+    coarse, fine = coarse.float(), fine.float()
+    return coarse.ndim == 4 and any(
+        torch.allclose(F.interpolate(coarse, fine.shape[2:], mode="bilinear", align_corners=corners), fine, atol=1e-4)
+        for corners in (False, True)
+    )
+
+
+def _named_head(model: nn.Module, name: str) -> str:
+    modules = dict(model.named_modules())
+    if name not in modules or not is_linear(modules[name]):
+        known = [it for it, module in modules.items() if is_linear(module)][-3:]
+        raise FewshiftError(f"head '{name}' is not a linear layer of this network: try one of {known}")
+    return name
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,218 @@
+"""A label for every pixel of an image of any size, seen whole or through a sliding window.
+
+What a network computes follows the window, not the image: of the canvas on which windows meet, only the rows that a
+coming window will still touch are kept. The image and its answer, a byte and a float for each pixel, are kept whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewshift.core.losses import IGNORE
+from fewshift.core.network import like, logits_of, structural_copy
+from fewshift.errors import FewshiftError
+
+Size = int | tuple[int, int]  # of a square, or (height, width)
+
+ENOUGH = 64  # pixels of a side that any network which labels pixels answers with more than one
+MULTIPLES = (1, 8, 16, 32, 64)  # encoders halve an image three to six times, and some insist on whole halves
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """What a network says about every pixel, and how sure it is: the mean probability of that class."""
+
+    labels: Tensor  # (H, W), uint8
+    confidence: Tensor  # (H, W), float32
+
+
+def label_map(
+    model: nn.Module,
+    image: Tensor,
+    *,
+    window: Size | None = None,
+    stride: Size | None = None,
+    pad_to: int | None = None,
+) -> LabelMap:
+    """Label a preprocessed image (channels, H, W), whole or through windows that overlap.
+
+    A window is cut to the image; its stride is two thirds of it unless told; the last of a row or column ends where
+    the image ends. Logits coarser than the window are upsampled bilinearly. Where windows overlap, probabilities are
+    averaged, not logits: a pixel's logits have no common zero and no common scale, so the loudest window would
+    outvote the others, while probabilities give each of them one vote.
+
+    A network that refuses the size, as those do that want multiples of 32, is given the window with its last row and
+    column repeated; `pad_to` does so from the start.
+    """
+    _check(image, pad_to)
+    network = _evaluating(model)
+    picture = like(network, image)
+    tops, lefts, (height, width) = _grid(image, window, stride)
+    over_rows, over_columns = _covered(image, 1, tops, height), _covered(image, 2, lefts, width)
+    labels = image.new_empty(image.shape[1:], dtype=torch.uint8)
+    confidence = torch.empty_like(labels, dtype=torch.float32)
+    multiples: Sequence[int] = MULTIPLES if pad_to is None else (pad_to,)
+    canvas = picture.new_empty(0)
+    for top, end in zip(tops, [*tops[1:], image.shape[1]], strict=True):
+        for left in lefts:
+            view = picture[None, :, top : top + height, left : left + width]
+            scores, multiples = _probabilities(network, view, multiples)
+            if not canvas.numel():
+                canvas = scores.new_zeros(len(scores), height, image.shape[2])
+            canvas[:, :, left : left + width] += scores
+        votes, best = canvas[:, : end - top].max(0)  # no window to come begins above `end`
+        labels[top:end] = best
+        confidence[top:end] = votes.to(confidence) / (over_rows[top:end, None] * over_columns)
+        _scroll(canvas, end - top)
+    if confidence.isnan().any():
+        raise FewshiftError("the network answers with NaN: check its weights and the preprocessing")
+    return LabelMap(labels, confidence)
+
+
+def output_shape(
+    model: nn.Module, image: Tensor, window: Size | None = None, stride: Size | None = None
+) -> tuple[int, ...]:
+    """The shape of the answer to an image, or to the first window of it: (classes,) or (classes, height, width).
+
+    A map of one pixel is the answer for an image if it stays one when a small image is enlarged.
+    """
+    _check(image)
+    network = _evaluating(model)
+    _, _, (height, width) = _grid(image, window, stride)
+    view = like(network, image)[None, :, :height, :width]
+    shape = tuple(_answer(network, view, MULTIPLES)[0].shape[1:])
+    if len(shape) == 3 and math.prod(shape[1:]) == 1:
+        large = F.interpolate(view, (max(height, ENOUGH), max(width, ENOUGH)))
+        try:
+            shape = tuple(_answer(network, large, MULTIPLES)[0].shape[1:])
+        except FewshiftError:  # a network for images of one size, so not of pixels
+            return shape[:1]
+    return shape[:1] if math.prod(shape[1:]) == 1 else shape
+
+
+def _evaluating(model: nn.Module) -> nn.Module:
+    """The network in evaluation mode; one that is in training stays so, and a copy around its weights answers."""
+    return structural_copy(model) if any(it.training for it in model.modules()) else model
+
+
+def _check(image: Tensor, pad_to: int | None = None) -> None:
+    if image.ndim != 3 or not image.is_floating_point():
+        kind = str(image.dtype).removeprefix("torch.")
+        raise FewshiftError(
+            f"the image is {kind} of shape {tuple(image.shape)}: give one preprocessed image (channels, height, width)"
+        )
+    if pad_to is not None and pad_to < 1:
+        raise FewshiftError(f"pad_to is {pad_to}: give a whole number of pixels from 1")
+
+
+def _within(image: Tensor, window: Size | None) -> tuple[int, int]:
+    """The window's height and width, cut to the image."""
+    rows, columns = image.shape[1:]
+    asked = (rows, columns) if window is None else _pair(window)
+    if min(asked) < 1:
+        raise FewshiftError(f"a window of {asked[0]} x {asked[1]} pixels is empty: give at least 1")
+    return min(asked[0], rows), min(asked[1], columns)
+
+
+def _grid(image: Tensor, window: Size | None, stride: Size | None) -> tuple[list[int], list[int], tuple[int, int]]:
+    """Where windows begin, in rows and in columns, and how large they are."""
+    if stride is not None and window is None:
+        raise FewshiftError(f"stride {stride} without a window: give the window's size too")
+    extent = _within(image, window)
+    asked = extent if window is None else _pair(window)
+    steps = tuple(max(1, 2 * side // 3) for side in asked) if stride is None else _pair(stride)
+    for side, step in zip(asked, steps, strict=True):
+        if not 1 <= step <= side:
+            raise FewshiftError(f"a stride of {step} leaves gaps between windows of {side}: give 1 to {side} pixels")
+    tops, lefts = (_starts(*each) for each in zip(image.shape[1:], extent, steps, strict=True))
+    return tops, lefts, extent
+
+
+def _starts(total: int, side: int, step: int) -> list[int]:
+    """Beginnings of windows that cover everything, the last one moved back to end where the image ends."""
+    return [*range(0, total - side, step), total - side]
+
+
+def _covered(image: Tensor, dimension: int, starts: Sequence[int], side: int) -> Tensor:
+    """How many windows lie over each row (1) or column (2); over a pixel lies the product."""
+    counts = image.new_zeros(image.shape[dimension], dtype=torch.float32)
+    for start in starts:
+        counts[start : start + side] += 1
+    return counts
+
+
+def _scroll(canvas: Tensor, rows: int) -> None:
+    """Move a canvas (classes, H, W) up in place, with empty rows from below."""
+    kept = canvas[:, rows:].clone()
+    canvas[:, : kept.shape[1]] = kept
+    canvas[:, kept.shape[1] :] = 0
+
+
+def _probabilities(network: nn.Module, window: Tensor, multiples: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+    """Class probabilities of every pixel of a window (1, channels, H, W), and the multiple it was padded to."""
+    logits, multiple = _answer(network, window, multiples)
+    if logits.ndim != 4 or len(logits) != 1:
+        raise FewshiftError(
+            f"the network answers an image with a tensor of shape {tuple(logits.shape)}: "
+            "give one that answers every pixel with one number per class"
+        )
+    if not 2 <= logits.shape[1] <= IGNORE:
+        raise FewshiftError(
+            f"the network has {logits.shape[1]} outputs per pixel: label maps hold 2 to {IGNORE} classes"
+        )
+    height, width = _padded_size(window, multiple)
+    if logits.shape[2:] != (height, width):
+        logits = F.interpolate(logits, (height, width), mode="bilinear", align_corners=False)
+    return logits[0, :, : window.shape[2], : window.shape[3]].float().softmax(0), (multiple,)
+
+
+def _answer(network: nn.Module, window: Tensor, multiples: Sequence[int]) -> tuple[Tensor, int]:
+    """The logits of a window, padded to the first of `multiples` that the network takes."""
+    refusal: Exception | None = None
+    for multiple, padded in _paddings(window, multiples):
+        try:
+            with torch.no_grad():
+                return logits_of(network(padded)), multiple
+        except FewshiftError:
+            raise
+        except torch.OutOfMemoryError as error:
+            size = f"{window.shape[2]} x {window.shape[3]}"
+            raise FewshiftError(f"{size} pixels at once do not fit into memory: give a smaller window") from error
+        except Exception as error:  # refusals have no type of their own
+            refusal = refusal or error
+    lines = str(refusal).strip().splitlines() or [type(refusal).__name__]
+    raise FewshiftError(
+        f"the network cannot run on an image of shape {tuple(window.shape[1:])} ({lines[0].rstrip('.')}): "
+        "check size, channels and preprocessing"
+    ) from refusal
+
+
+def _paddings(window: Tensor, multiples: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """The window, its last row and column repeated up to a multiple; sizes that come again are left out."""
+    seen = set()
+    for multiple in multiples:
+        height, width = size = _padded_size(window, multiple)
+        if size not in seen:
+            seen.add(size)
+            below, right = height - window.shape[2], width - window.shape[3]
+            yield multiple, F.pad(window, (0, right, 0, below), mode="replicate") if below or right else window
+
+
+def _padded_size(window: Tensor, multiple: int) -> tuple[int, int]:
+    height, width = (-(-side // multiple) * multiple for side in window.shape[2:])
+    return height, width
+
+
+def _pair(size: Size) -> tuple[int, int]:
+    sides: Sequence[Any] = size if isinstance(size, (tuple, list)) else (size, size)
+    if len(sides) != 2 or not all(isinstance(it, Integral) and not isinstance(it, bool) for it in sides):
+        raise FewshiftError(f"a size of {size!r} pixels: give a whole number, or two as (height, width)")
+    return int(sides[0]), int(sides[1])

@@ -1,0 +1,137 @@
+"""What the pixels of street scenes mean: the classes that are evaluated, and how each data set numbers or paints them.
+
+Four data sets and their source, GTAV, are judged by the 19 evaluation classes of Cityscapes. What has no counterpart
+among them is ignored, as in the code published with RobustNet (Choi et al. 2021), whose networks the paper adapts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fewshift.core.losses import IGNORE
+
+RGB = tuple[int, int, int]
+
+CLASSES = (
+    "road",
+    "sidewalk",
+    "building",
+    "wall",
+    "fence",
+    "pole",
+    "traffic light",
+    "traffic sign",
+    "vegetation",
+    "terrain",
+    "sky",
+    "person",
+    "rider",
+    "car",
+    "truck",
+    "bus",
+    "train",
+    "motorcycle",
+    "bicycle",
+)
+
+PALETTE: tuple[RGB, ...] = (
+    (128, 64, 128),
+    (244, 35, 232),
+    (70, 70, 70),
+    (102, 102, 156),
+    (190, 153, 153),
+    (153, 153, 153),
+    (250, 170, 30),
+    (220, 220, 0),
+    (107, 142, 35),
+    (152, 251, 152),
+    (70, 130, 180),
+    (220, 20, 60),
+    (255, 0, 0),
+    (0, 0, 142),
+    (0, 0, 70),
+    (0, 60, 100),
+    (0, 80, 100),
+    (0, 0, 230),
+    (119, 11, 32),
+)
+
+
+def _numbered(total: int, ids: Sequence[int | tuple[int, ...]]) -> Mapping[int, int]:
+    """Raw ids below `total` -> class, from the ids of each class in its order; the others are ignored."""
+    found = {it: number for number, its in enumerate(ids) for it in (its if isinstance(its, tuple) else (its,))}
+    return {it: found.get(it, IGNORE) for it in range(total)}
+
+
+TRAIN_IDS = {number: number for number in range(len(CLASSES))}  # labels that are class numbers already
+
+# 0-6 are void, 9 parking, 10 rail track, 14 guard rail, 15 bridge, 16 tunnel, 18 group of poles, 29 caravan, 30 trailer
+CITYSCAPES_IDS = _numbered(34, (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33))
+
+# GTAV has the ids and the colours of Cityscapes, and a few more for what is not evaluated
+GTAV_COLOURS = {colour: number for number, colour in enumerate(PALETTE)}
+
+# 0 void, 13 parking, 14 road work and 22 lane marking are ignored, the last as is usual although it lies on the road;
+# terrain, truck and train have ids but are not among the 16 classes for which results on SYNTHIA are published
+SYNTHIA_IDS = _numbered(23, (3, 4, 2, 21, 5, 7, 15, 9, 6, 16, 1, 10, 17, 8, 18, 19, 20, 12, 11))
+
+MAPILLARY_IDS = _numbered(
+    66,
+    (
+        (13, 24, 41),  # road, lane marking (general; that of a crosswalk is ignored), manhole
+        (2, 15),  # curb, sidewalk
+        17,  # building
+        6,  # wall
+        3,  # fence
+        (45, 47),  # pole, utility pole
+        48,  # traffic light
+        50,  # traffic sign, its front
+        30,  # vegetation
+        29,  # terrain
+        27,  # sky
+        19,  # person
+        (20, 21, 22),  # bicyclist, motorcyclist, other rider
+        55,  # car
+        61,  # truck
+        54,  # bus
+        58,  # on rails
+        57,  # motorcycle
+        52,  # bicycle
+    ),
+)
+
+CAMVID_CLASSES = (
+    "sky",
+    "building",
+    "pole",
+    "road",
+    "pavement",
+    "tree",
+    "sign",
+    "fence",
+    "car",
+    "pedestrian",
+    "bicyclist",
+)
+
+CAMVID_IDS = _numbered(12, range(11))  # 11 is void
+
+# the 32 labels of CamVid, grouped as for SegNet (Badrinarayanan et al. 2017); the first of a group is its colour here
+_CAMVID_GROUPS: tuple[tuple[RGB, ...], ...] = (
+    ((128, 128, 128),),
+    ((128, 0, 0), (192, 0, 128), (0, 128, 64), (64, 0, 64), (64, 192, 0)),  # building, archway, bridge, tunnel, wall
+    ((192, 192, 128), (0, 0, 64)),  # column or pole, traffic cone
+    ((128, 64, 128), (128, 0, 192), (192, 0, 64)),  # road, lane markings of drivers and of others
+    ((0, 0, 192), (64, 192, 128), (128, 128, 192)),  # sidewalk, parking block, road shoulder
+    ((128, 128, 0), (192, 192, 0)),  # tree, other vegetation
+    ((192, 128, 128), (128, 128, 64), (0, 64, 64)),  # sign or symbol, other text, traffic light
+    ((64, 64, 128),),
+    ((64, 0, 128), (64, 128, 192), (192, 128, 192), (192, 64, 128), (128, 64, 64)),  # car, SUV, truck, train, other
+    ((64, 64, 0), (192, 128, 64), (64, 0, 192), (64, 128, 64)),  # pedestrian, child, cart or pram, animal
+    ((0, 128, 192), (192, 0, 192)),  # bicyclist, motorcycle or scooter
+)
+CAMVID_PALETTE = tuple(group[0] for group in _CAMVID_GROUPS)
+CAMVID_COLOURS = {colour: number for number, group in enumerate(_CAMVID_GROUPS) for colour in group} | {
+    (0, 0, 0): IGNORE
+}
+CAMVID_SEQUENCES = {"day": ("0006R0", "0016E5", "Seq05VD"), "dusk": ("0001TP",)}  # what file names begin with

@@ -1,0 +1,1 @@
+"""Experiments: data sets, source training, the benchmark and its grids, the demonstration."""

@@ -1,0 +1,115 @@
+"""The page of a run: its tables, how far it is, and the figures that its records allow."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fewshift.errors import FewshiftError
+from fewshift.lab.bench.features import Experiment, FeatureCell, FeatureGrid, load_grid
+from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.pictures import classes_of, clouds, grouped, pictures_of, scenes_of
+from fewshift.lab.bench.record import Record, Records
+from fewshift.lab.bench.results import outcomes, table_of
+from fewshift.lab.bench.trust import Trial, listing, picture, trials
+from fewshift.report import pages as html
+from fewshift.report.pages import Failure, Run, Section
+from fewshift.report.tables import with_average
+
+EXAMPLES = 3  # of the cells behind one error
+
+
+def run_page(folder: str | Path) -> Path:
+    """Write `report.html` into the folder of a run: one section for each grid that was run into it."""
+    folder = Path(folder)
+    grids = Records(folder).grids() if (folder / "records.jsonl").is_file() else []
+    if not grids:
+        raise FewshiftError(f"there is no run in {folder}: make one with `fewshift bench GRID --out {folder}`")
+    records = Records(folder).read()
+    loaded = [load_grid(it) for it in grids]
+    keys = {cell.key for grid in loaded for cell in grid.cells()}  # grids may share cells
+    ours = [record for key, record in records.items() if key in keys]
+    times = sorted(it["began"] for it in ours if "began" in it)
+    name = folder.resolve().name
+    _, together = judged_of({file.stem: grid for file, grid in zip(grids, loaded, strict=True)}, records)
+    run = Run(
+        name,
+        [_section(file.name, grid, records, f"{file.stem}-") for file, grid in zip(grids, loaded, strict=True)],
+        cells=len(keys),
+        done=sum("result" in it for it in ours),
+        began=_date(times[0]) if times else "",
+        ended=_date(times[-1]) if times else "",
+        seconds=sum(it.get("seconds", 0.0) for it in ours),
+        versions=_versions(ours),
+        resume=f"fewshift bench {shlex.quote(name)}/grids/*.toml --out {shlex.quote(name)}",
+        together=listing("All grids: adaptations judged", together) if together else None,
+    )
+    return html.bench_page(run, folder / "report.html")
+
+
+def _section(file: str, grid: Grid | FeatureGrid, records: Mapping[str, Record], key: str) -> Section:
+    cells = list({cell.key: cell for cell in grid.cells()}.values())
+    section = Section(
+        grid.title,
+        file,
+        cells=len(cells),
+        done=sum("result" in records.get(cell.key, {}) for cell in cells),
+        failures=_failures(cells, records),
+    )
+    if isinstance(grid, FeatureGrid):
+        return replace(section, pictures=clouds(grid, records, key))
+    finished = outcomes(grid, records)
+    judged = trials(finished)
+    found = [it for it in finished if "trust" not in it.result]  # of the others, what matters is in the listing
+    return replace(
+        section,
+        table=with_average(table_of(grid, records)),
+        listing=listing("Adaptations judged", judged) if judged else None,
+        seeds=len(grid.seeds),
+        pictures=pictures_of(grid, found, key) + picture(judged, key),
+        classes=classes_of(grid, found, key),
+        scenes=scenes_of(grid, found, key),
+    )
+
+
+def judged_of(
+    grids: Mapping[str, Grid | FeatureGrid], records: Mapping[str, Record]
+) -> tuple[dict[str, list[Trial]], list[Trial]]:
+    """The trials of every grid that has some, and those of all where several have."""
+    found = {name: outcomes(grid, records) for name, grid in grids.items() if isinstance(grid, Grid)}
+    judged = {name: them for name, it in found.items() if (them := trials(it))}
+    return judged, trials(it for name in judged for it in found[name]) if len(judged) > 1 else []
+
+
+def _failures(cells: Iterable[Experiment], records: Mapping[str, Record]) -> list[Failure]:
+    """Cells that ended in the same error stand together."""
+    failed = grouped((it for it in cells if _error(it, records)), lambda it: _error(it, records))
+    return [Failure(error, len(them), list(map(_cell_words, them[:EXAMPLES]))) for error, them in failed.items()]
+
+
+def _error(cell: Experiment, records: Mapping[str, Record]) -> str:
+    return str(records.get(cell.key, {}).get("error", ""))
+
+
+def _cell_words(cell: Experiment) -> str:
+    if isinstance(cell, FeatureCell):
+        return cell.label
+    shots = "" if cell.shots is None else f", k = {cell.shots}"
+    flaw = f", {cell.flaw}" if cell.flaw else ""
+    return f"{cell.method} from {cell.source} to {cell.target}{shots}{flaw}, seed {cell.seed}"
+
+
+def _versions(records: Iterable[Record]) -> dict[str, str]:
+    """Of every package the versions that made these records."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        for name, version in record.get("result", {}).get("versions", {}).items():
+            found.setdefault(name, set()).add(version)
+    return {name: " and ".join(sorted(found[name])) for name in sorted(found)}
+
+
+def _date(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,136 @@
+"""From records to the outcomes and the table of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from fewshift.lab.bench.cell import Cell
+from fewshift.lab.bench.condition import Condition
+from fewshift.lab.bench.grid import Grid, Place, Row
+from fewshift.lab.bench.record import Record
+from fewshift.lab.datasets.catalog import COLLECTIONS
+from fewshift.report.tables import Entry, Line, Table
+
+RULE = "Settings are fixed per method; none was chosen on test labels."
+NAMES = {
+    "accuracy": "accuracy",
+    "macro_recall": "mean accuracy of the classes",
+    "macro_f1": "macro-F1 over the classes that occur",
+    "macro_f1_fixed": "macro-F1 over the classes there were before the support was taken out",
+    "macro_f1_with_support": "macro-F1 with the support counted in",
+    "mean_iou": "mean IoU",
+    "mean_iou_present": "mean IoU of the classes that occur",
+    "calibration_error": "expected calibration error",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished cell in its place in the grid."""
+
+    row: Row
+    place: Place
+    cell: Cell
+    result: Mapping[str, Any]
+    value: float  # what the grid measures; scores in percent
+
+
+def metric_of(grid: Grid) -> str:
+    """The grid's metric, or that of its data set."""
+    known = COLLECTIONS.get(grid.places[0].dataset)
+    return grid.metric or (known.metric if known else "accuracy")
+
+
+def outcomes(grid: Grid, records: Mapping[str, Record]) -> list[Outcome]:
+    """All finished cells, in the order of the table."""
+    return [
+        it
+        for row in grid.rows
+        for place, shots, condition in _entries(grid, row)
+        for it in _finished(grid, row, place, shots, condition, records)
+    ]
+
+
+def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
+    """Rows by shots and condition, targets as columns; cells without a result are left empty."""
+    told = {condition for row in grid.rows for condition in row.conditions} != {Condition()}
+    lines = [
+        Line(
+            row.name,
+            shots,
+            _words(condition) if told else "",
+            tuple(
+                Entry(
+                    {it.cell.seed: it.value for it in _finished(grid, row, place, shots, condition, records)},
+                    _printed(row, place.label, shots),
+                )
+                for place in grid.places
+            ),
+            _printed(row, "average", shots),
+            among=f"{condition.order} {condition.alpha} {row.target} {row.flaw}",
+        )
+        for row in grid.rows
+        for shots, condition in product(row.shots or (None,), row.conditions)
+    ]
+    cap = f", at most {grid.max_test} test images per domain" if grid.max_test else ""
+    return Table(
+        grid.title,
+        f"{what(grid)}{cap}",
+        RULE,
+        tuple(it.label for it in grid.places),
+        tuple(lines),
+        ranked=grid.measure == "score" and metric_of(grid) != "calibration_error",
+        digits=1 if grid.measure == "score" else 2,
+    )
+
+
+def what(grid: Grid) -> str:
+    """What the numbers are."""
+    words = {
+        "v": "the chosen blend v",
+        "adapt_seconds": "seconds of adaptation",
+        "epoch_seconds": "seconds of an epoch",
+    }
+    return words.get(grid.measure) or f"{NAMES[metric_of(grid)]} in %"
+
+
+def _entries(grid: Grid, row: Row) -> list[tuple[Place, int | None, Condition]]:
+    return list(product(grid.places, row.shots or (None,), row.conditions))
+
+
+def _finished(
+    grid: Grid, row: Row, place: Place, shots: int | None, condition: Condition, records: Mapping[str, Record]
+) -> list[Outcome]:
+    found = []
+    for cell in grid.cells_at(row, place, shots, condition):
+        result = records.get(cell.key, {}).get("result", {})
+        value = _measured(grid, result) if result else None
+        if value is not None:
+            found.append(Outcome(row, place, cell, result, value))
+    return found
+
+
+def _measured(grid: Grid, result: Mapping[str, Any]) -> float | None:
+    """The number that the grid asks for; None where this method has none."""
+    if grid.measure == "score":
+        score = result.get(metric_of(grid))
+        return None if score is None else 100 * score
+    if grid.measure == "adapt_seconds":
+        return float(result["seconds"]["adapt"])
+    value = result["notes"].get(grid.measure)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _printed(row: Row, column: str, shots: int | None) -> float | None:
+    paper = (row.paper or {}).get(column)
+    if isinstance(paper, Mapping):
+        paper = paper.get(str(shots))
+    return float(paper) if isinstance(paper, (int, float)) else None
+
+
+def _words(condition: Condition) -> str:
+    tail = "" if condition.alpha is None else f", alpha {condition.alpha:g}"
+    return f"{condition.order}, batch {condition.batch_size}{tail}"

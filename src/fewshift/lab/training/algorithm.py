@@ -1,0 +1,137 @@
+"""Algorithm: a way to train a source network, as a value. Learner: one network while it is trained that way."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fewshift.core.losses import at_labels, cross_entropy
+from fewshift.core.network import logits_of
+from fewshift.core.settings import Settings
+
+if TYPE_CHECKING:
+    from fewshift.lab.training.gather import Sources
+    from fewshift.lab.training.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one step, augmented and normalised."""
+
+    views: tuple[Tensor, ...]  # the same images, augmented independently: as many as the algorithm asks for
+    labels: Tensor  # (n,), or (n, height, width) of the first view
+    domains: Tensor  # (n,): positions in Task.domains
+
+    @property
+    def images(self) -> Tensor:
+        """The first view: what the network answers."""
+        return self.views[0]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned."""
+
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]  # the sources
+    dense: bool  # whether every pixel has a label
+    head: str | None  # the layer that gives the network's output, where there is one
+    label_smoothing: float = 0.0
+    shape: tuple[int, ...] = ()  # of an image as a step sees it: channels, height, width
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy; smoothed, each label is a distribution with (1 - s) on its class and s on all alike."""
+        if self.label_smoothing:
+            return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return cross_entropy(logits, labels)
+
+
+class Learner(nn.Module):
+    """One network in training, and what an algorithm adds to it. As it is, it adds nothing: plain training.
+
+    An algorithm overrides the steps it has an opinion on: `extra`, `before_epoch`, `after_step`, `after_epoch`. The
+    learner is a module: parameters of its own are trained with the network's, and its buffers (a queue, a mask, a
+    momentum copy) survive an interruption. Only `model` is written into the checkpoint.
+
+    Every epoch runs with global random states that follow from the seed and the epoch alone: algorithms may use
+    `torch.rand` and the like, and a training that is resumed repeats them.
+    """
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+        self.batch: Batch | None = None  # the one in work: for hooks, which see no more than features
+        self._hooks: list[RemovableHandle] = []
+
+    def extra(self, batch: Batch, logits: Tensor) -> Tensor | float:
+        """What is added to the loss of a batch."""
+        return 0.0
+
+    def before_epoch(self, epoch: int) -> None:
+        """Which layers are in training mode: all, unless an algorithm knows better. Epochs count from 0."""
+        self.train()
+
+    def after_step(self) -> None:
+        """Called after every step of the optimiser."""
+
+    def after_epoch(self, epoch: int, sources: Sources) -> None:
+        """Called after an epoch, before it is saved, with the source images (`sources.train`)."""
+
+    def watch(self, layer: str, hook: Callable[[nn.Module, Any, Any], Any]) -> None:
+        """Run `hook(module, inputs, output)` after that layer of the network for as long as the training lasts.
+
+        What it returns, if it is not None, takes the place of the output.
+        """
+        self._hooks.append(self.model.get_submodule(layer).register_forward_hook(hook))
+
+    def release(self) -> nn.Module:
+        """The network as a user gets it: without hooks, in evaluation mode."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        return self.model.eval()
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and the logits of its images."""
+        self.batch = batch
+        logits = at_labels(logits_of(self.model(batch.images)), batch.labels)
+        return self.task.loss(logits, batch.labels) + self.extra(batch, logits), logits
+
+    def groups(self, lr: float, head_rate: float) -> list[dict[str, Any]]:
+        """The parameters to train: the head and what the algorithm adds learn `head_rate` times as fast."""
+        head = set() if self.task.head is None else set(self.model.get_submodule(self.task.head).parameters())
+        trunk = [it for it in self.model.parameters() if it.requires_grad and it not in head]
+        known = set(trunk)
+        new = [it for it in self.parameters() if it.requires_grad and it not in known]
+        rates = ((trunk, lr), (new, lr * head_rate))
+        return [{"params": these, "lr": rate, "peak": rate} for these, rate in rates if these]
+
+
+@dataclass(frozen=True)
+class Algorithm(Settings, abc.ABC):
+    """A way to train a source network. Its fields are its hyper-parameters, none with the name of one of a recipe."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    views: ClassVar[int] = 1  # how often each image is augmented in a step
+
+    def check_recipe(self, recipe: Recipe, sources: Sources) -> None:
+        """One sentence when this algorithm cannot work with such batches or sources; told before any work."""
+
+    def modify(self, model: nn.Module) -> nn.Module:
+        """The network with the layers this algorithm wants (`model.set_submodule`), before it is trained.
+
+        It is a copy that may be changed, already filled with the weights it starts from. A function of the network
+        and the fields alone: whoever loads the checkpoint does the same to an untrained network, then fills it.
+        """
+        return model
+
+    @abc.abstractmethod
+    def learner(self, model: nn.Module, task: Task) -> Learner:
+        """The network, about to be trained."""

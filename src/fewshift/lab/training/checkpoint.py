@@ -1,0 +1,268 @@
+"""What a training leaves on disk: weights and a card after every epoch, and what is needed to go on from there.
+
+Each file appears whole or not at all (`fewshift.core._files.whole`): a kill or a full disk leaves the last good one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewshift.core._files import whole
+from fewshift.errors import FewshiftError
+
+if sys.platform != "win32":
+    import fcntl
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a training is kept: `w.safetensors`, its card `w.json`, and `w.resume` until the last epoch is done.
+
+    `facts` is what the card says from the beginning. `decides` names those on which the weights depend: a training
+    is not resumed with others.
+    """
+
+    file: Path
+    facts: Mapping[str, Any]
+    decides: tuple[str, ...] = ()
+
+    @property
+    def card(self) -> Path:
+        """The file that tells what the weights are."""
+        return self.file.with_suffix(".json")
+
+    @property
+    def state(self) -> Path:
+        """The file from which a training goes on."""
+        return self.file.with_suffix(".resume")
+
+    @property
+    def lock(self) -> Path:
+        """The file that is there while a training writes the others."""
+        return self.file.resolve().with_suffix(".lock")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from training into the same file; what one that died left behind does not."""
+        if sys.platform == "win32":  # without such locks
+            yield
+            return
+        try:
+            handle = _locked(self.lock)
+        except OSError as error:
+            raise FewshiftError(f"cannot write {self.lock}: {error.strerror}: choose another --out") from error
+        if handle is None:
+            raise FewshiftError(f"another training writes {self.file}: wait until it is done, or choose another --out")
+        try:
+            yield
+        finally:
+            self.lock.unlink(missing_ok=True)
+            os.close(handle)
+
+    def check_free(self) -> None:
+        """One sentence when another training, or this one, is already finished here, or nobody knows what is."""
+        if not self.file.exists() and not self.card.exists():
+            return
+        card = self._read_card()
+        instead = "choose another --out, or write over it with --overwrite"
+        if card is None:
+            raise FewshiftError(f"{self.file} or its card is there and does not say how it was trained: {instead}")
+        if found := self._difference(card):
+            key, then, now = found
+            raise FewshiftError(f"the training in {self.file} has {key} {then!r} and this one {now!r}: {instead}")
+        if card.get("finished") and self.file.is_file():
+            raise FewshiftError(f"the training in {self.file} is finished: train it again with --overwrite")
+
+    def write(self, model: nn.Module, found: Mapping[str, Any]) -> None:
+        """Write the weights, and a card that also says what was found out."""
+        from safetensors.torch import save
+
+        # copies, so that tensors shared by two layers are written twice; in the ordinary layout
+        tensors = {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in model.state_dict().items()
+        }
+        weights = save(tensors, metadata={"made by": "fewshift train"})
+        self._put({self.card: self._told(found), self.file: weights})
+
+    def describe(self, found: Mapping[str, Any]) -> None:
+        """Write the card alone."""
+        self._put({self.card: self._told(found)})
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that were written last; one sentence if they cannot be read."""
+        from safetensors.torch import load_file
+
+        try:
+            return dict(load_file(self.file))
+        except Exception as error:  # readers raise whatever a broken file leads them to
+            fault = "damaged" if self.file.is_file() else "missing"
+            raise FewshiftError(
+                f"the weights {self.file} that go with {self.state} are {fault}: begin anew with --overwrite"
+            ) from error
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Write what is needed to go on, after a line that tells whether it is still what was written."""
+        buffer = io.BytesIO()
+        torch.save({**state, "run": json.dumps(self._run())}, buffer)
+        content = buffer.getvalue()
+        self._put({self.state: _digest(content) + content})
+
+    def kept(self) -> dict[str, Any] | None:
+        """What an interrupted training left; None if there is none, one sentence if it was another training."""
+        if not self.state.is_file():
+            return None
+        try:
+            content = _checked(self.state.read_bytes())
+            state = dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+            run = dict(json.loads(state["run"]))
+        except Exception as error:  # readers raise whatever a broken file leads them to
+            raise self.damaged() from error
+        if found := self._difference(run):
+            key, then, now = found
+            raise FewshiftError(
+                f"the training in {self.state} has {key} {then!r} and this one {now!r}: "
+                "resume it as it was begun, choose another --out, or begin anew with --overwrite"
+            )
+        return state
+
+    def damaged(self) -> FewshiftError:
+        """The sentence about a resume state from which nothing can go on."""
+        return FewshiftError(f"the resume state {self.state} is damaged: remove it and begin anew with --overwrite")
+
+    def finished(self) -> dict[str, Any] | None:
+        """The card of this very training if it is done."""
+        card = self._read_card()
+        if card is None or not card.get("finished") or not self.file.is_file() or self.state.exists():
+            return None
+        return None if self._difference(card) else card
+
+    def close(self) -> None:
+        """Remove what is needed to go on: the training is done, or begun anew."""
+        self.state.unlink(missing_ok=True)
+
+    def _run(self) -> dict[str, Any]:
+        """The deciding facts as JSON gives them back."""
+        return dict(json.loads(json.dumps({key: self.facts.get(key) for key in self.decides})))
+
+    def _read_card(self) -> dict[str, Any] | None:
+        try:
+            card = json.loads(self.card.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return card if isinstance(card, dict) else None
+
+    def _difference(self, run: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+        """The first deciding fact that another training has otherwise: its name, theirs, and ours."""
+        then, now = _flat({key: run.get(key) for key in self.decides}), _flat(self._run())
+        keys = (key for key in [*now, *then] if then.get(key) != now.get(key))
+        return next(((key, then.get(key), now.get(key)) for key in keys), None)
+
+    def _told(self, found: Mapping[str, Any]) -> bytes:
+        return json.dumps({**self.facts, **found}, indent=1).encode()
+
+    def _put(self, files: Mapping[Path, bytes]) -> None:
+        """All of these files, or none: they are written in full before the first one takes its place."""
+        path = self.file
+        try:
+            with ExitStack() as drafts:
+                for path, data in files.items():
+                    drafts.enter_context(whole(path)).write_bytes(data)
+        except OSError as error:
+            kept = "the last good checkpoint is kept" if self.file.exists() else "there is no checkpoint yet"
+            resume = ", then go on with --resume" if self.state.exists() else ""
+            raise FewshiftError(f"cannot write {path}: {error.strerror}, {kept}: make room{resume}") from error
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], classes: int, name: str, arch: str) -> None:
+    """Load weights into a network; the head is left as it is if the weights have another number of classes.
+
+    Weights of a classifier also fill the encoder of a segmentation network, if they have all of it. Otherwise
+    everything has to fit, and the first tensor that does not is named.
+    """
+    own = model.state_dict()
+    encoder = getattr(model, "encoder", None)
+    if isinstance(encoder, nn.Module) and not any(key.startswith("encoder.") for key in state):
+        own = _as_in_library(encoder.state_dict(), state)
+        parts = {_first(key) for key in own}
+        state = {key: it for key, it in state.items() if _first(key) in parts}  # without the classifier's top
+        classes = -1  # an encoder has no head
+    kept = {key for key, it in own.items() if key in state and _is_other_head(it, state[key], classes)}
+    counters = {key for key in own if key not in state and key.endswith("num_batches_tracked")}
+    for key, tensor in own.items():
+        found = f"is {tuple(state[key].shape)}" if key in state else "is missing"
+        if key not in kept | counters and (key not in state or state[key].shape != tensor.shape):
+            raise _other(name, arch, f"{key} {found}, {tuple(tensor.shape)} expected")
+    if unknown := [key for key in state if key not in own]:
+        raise _other(name, arch, f"{unknown[0]} is not known there")
+    with torch.no_grad():
+        for key in own.keys() - kept - counters:
+            own[key].copy_(state[key])
+
+
+def _other(name: str, arch: str, fact: str) -> FewshiftError:
+    return FewshiftError(f"{name} is a checkpoint of another architecture than {arch}: {fact}: name its own --arch")
+
+
+def _as_in_library(encoder: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an encoder under the names that its library has, before some of which it puts "model."."""
+    prefix = "" if any(key in state for key in encoder) else "model."
+    return {key.removeprefix(prefix): it for key, it in encoder.items()}
+
+
+def _first(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _is_other_head(own: Tensor, found: Tensor, classes: int) -> bool:
+    """Whether two tensors differ in the number of classes alone."""
+    return own.shape != found.shape and own.shape[:1] == (classes,) and own.shape[1:] == found.shape[1:]
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def _checked(written: bytes) -> bytes:
+    """What stands after the line that tells its digest."""
+    digest, line, content = written.partition(b"\n")
+    if digest + line != _digest(content):
+        raise ValueError("other bytes than were written")
+    return content
+
+
+def _locked(path: Path) -> int | None:
+    """The open file, locked for this process; None if another one has it."""
+    while sys.platform != "win32":
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError:  # a file system without locks
+            return handle
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            return handle
+        os.close(handle)  # whoever had it has just removed it
+    return None
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested facts under one name: what a recipe says about lr is "recipe lr"."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{before}{key} ") if isinstance(value, Mapping) else {before + key: value}
+    return flat

@@ -1,0 +1,165 @@
+"""Recipes: how a source network is trained on each data set.
+
+`paper` is what the paper's source networks were trained with; for data sets it does not have, in the same manner.
+`quick` makes, from ImageNet weights, a network worth adapting in minutes on two cores. Both are tables of values:
+every field can be set otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fewshift.core.settings import Settings
+from fewshift.errors import FewshiftError
+from fewshift.lab.training.augment import AUGMENTATIONS
+from fewshift.lab.training.schedules import SCHEDULES
+
+DIGITS_HELD_OUT = 0.2  # of the embedded digits: the fifth that the shipped networks never saw
+OPTIMIZERS = ("sgd", "heavy-ball", "adam")
+
+
+@dataclass(frozen=True)
+class Recipe(Settings):
+    """All that is chosen in a training but the network, the algorithm and the data.
+
+    - epochs, batch_size: a last batch that is not full is left out.
+    - accumulate: a step's batch is passed through the network in so many parts; the step is the same, the memory less.
+    - domains_per_batch: equal parts of so many random sources in each batch; none shuffles all images.
+    - optimizer: sgd, adam, or heavy-ball: SGD whose momentum gathers gradients times their rates, not gradients alone.
+    - lr, schedule: the peak, and its course: cosine by epoch; one-cycle, poly and warm-poly by step; constant.
+    - head_rate: the head's rate, as a multiple.
+    - size: what the network sees: the side of a square; with pixel labels the shorter side. None is the data set's own.
+    - margin: images are resized to so many times `size` first; training and evaluation cut `size` out of that.
+    - squeeze: for training, images become square whatever their proportions; otherwise their middle is taken.
+    - crop: with pixel labels, the side of the part that a step sees; none for as much as the image has.
+    - held_out: the share of each source that is not trained on but validates; of the digits a fixed fifth, or none.
+    - patience: stop after so many epochs without a better score on the held-out source images, and keep the best;
+      none trains all epochs and keeps the last.
+    """
+
+    epochs: int
+    lr: float
+    batch_size: int = 32
+    accumulate: int = 1
+    domains_per_batch: int | None = None
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    head_rate: float = 1.0
+    label_smoothing: float = 0.0
+    augment: str = "none"
+    size: int | None = None
+    margin: float = 1.0
+    squeeze: bool = False
+    crop: int | None = None
+    held_out: float = 0.1
+    patience: int | None = None
+
+    def check(self) -> None:
+        """Words that are in their tables, numbers that make sense."""
+        self.one_of(optimizer=OPTIMIZERS, schedule=SCHEDULES, augment=AUGMENTATIONS)
+        self.at_least(epochs=1, batch_size=2, accumulate=1, domains_per_batch=1, size=1, margin=1, crop=1, patience=1)
+        if self.batch_size < 2 * self.accumulate:
+            raise FewshiftError(
+                f"{self.accumulate} parts of a batch of {self.batch_size} leave single images, of which BatchNorm has "
+                "no statistics: lower accumulate"
+            )
+        for name in ("held_out", "label_smoothing"):
+            if getattr(self, name) >= 1:
+                raise FewshiftError(f"{name}={getattr(self, name)} is no share: give a number from 0 to below 1")
+        if self.nesterov and not self.momentum:
+            raise FewshiftError("nesterov without momentum: set a momentum above 0")
+        if self.nesterov and self.optimizer == "heavy-ball":
+            raise FewshiftError("nesterov is not for heavy-ball: set optimizer to sgd, or nesterov to false")
+        if self.patience is not None and not self.held_out:
+            raise FewshiftError("patience needs images that validate: set held_out above 0")
+
+
+_PACS = Recipe(
+    epochs=150, lr=1e-3, batch_size=128, domains_per_batch=2, augment="enlarge", size=224, squeeze=True
+)  # the cross-domain recipe of MixStyle
+_OFFICE = Recipe(
+    epochs=50, lr=1e-3, augment="enlarge+randaugment", size=224, squeeze=True, held_out=0.0
+)  # all images of the source
+_SCENES = Recipe(
+    epochs=52, lr=0.01, batch_size=16, schedule="poly", augment="scenes", crop=768
+)  # 40,000 steps on GTAV's 12,403 training images
+
+PAPER = {
+    "pacs": _PACS,
+    "visda": Recipe(
+        epochs=30,
+        lr=1e-5,
+        optimizer="heavy-ball",
+        schedule="warm-poly",
+        head_rate=10.0,
+        augment="randaugment",
+        size=224,
+    ),  # as CSG, but of wide images it sees the middle
+    "office31": _OFFICE,
+    "officehome": replace(_OFFICE, batch_size=64),
+    "domainnet": replace(_OFFICE, batch_size=64),
+    "camelyon17": Recipe(epochs=10, lr=1e-3, weight_decay=0.01, schedule="constant"),
+    "iwildcam": Recipe(
+        epochs=12, lr=3e-5, batch_size=16, optimizer="adam", weight_decay=0.0, schedule="constant"
+    ),  # its images are squeezed in evaluation too
+    "digits": Recipe(
+        epochs=12,
+        lr=0.1,
+        batch_size=64,
+        nesterov=True,
+        schedule="one-cycle",
+        augment="shift",
+        held_out=DIGITS_HELD_OUT,
+    ),
+    "camvid": replace(_SCENES, epochs=10, batch_size=8, crop=None, size=192),  # not in the paper: minutes on two cores
+}
+QUICK = {
+    "digits": replace(PAPER["digits"], epochs=2),
+    "camvid": PAPER["camvid"],
+}
+ARCHITECTURES = {  # what the recipes are for
+    "pacs": "timm:resnet18",
+    "visda": "timm:resnet101",
+    "camelyon17": "torchvision:densenet121",
+    "digits": "digits",
+    "camvid": "smp:deeplabv3plus/tu-tf_efficientnet_lite0",
+}
+_QUICK_IMAGES = Recipe(
+    epochs=3,
+    lr=0.01,
+    head_rate=5.0,
+    nesterov=True,
+    schedule="one-cycle",
+    label_smoothing=0.1,
+    augment="crop",
+    size=128,
+    margin=1.125,
+)
+RECIPES = {"paper": PAPER, "quick": QUICK}
+OTHERS = {  # of data sets without a recipe of their own, by whether pixels have labels
+    "paper": {False: replace(_OFFICE, batch_size=64, held_out=0.1), True: _SCENES},
+    "quick": {False: _QUICK_IMAGES, True: QUICK["camvid"]},
+}
+
+# where the data set says which domains train; elsewhere all but the target do
+OFFICIAL = {
+    ("camelyon17", "hospital2"): ("hospital0", "hospital3", "hospital4"),
+    ("iwildcam", "test"): ("train",),
+    ("visda", "validation"): ("train",),
+    **{(name, "val"): ("train",) for name in ("gtav", "cityscapes", "bdd100k", "mapillary", "synthia")},
+}
+
+
+def default_arch(dataset: str, *, dense: bool) -> str:
+    """The architecture that a data set's source networks have."""
+    return ARCHITECTURES.get(dataset, "smp:deeplabv3plus/resnet50" if dense else "timm:resnet50")
+
+
+def find_recipe(name: str, dataset: str, dense: bool = False) -> Recipe:
+    """The recipe of that name for a data set, or one sentence with those there are."""
+    if name not in RECIPES:
+        raise FewshiftError(f"unknown recipe {name!r}: use one of {', '.join(RECIPES)}")
+    return RECIPES[name].get(dataset, OTHERS[name][dense])

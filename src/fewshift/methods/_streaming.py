@@ -1,0 +1,78 @@
+"""Streaming predictors: networks that adapt while they predict, from the batches they are given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewshift.core.moments import Moments, Normal, SourceLayer, normalising, source_layers
+from fewshift.core.network import Network, batchnorm, logits_of
+from fewshift.errors import FewshiftError
+
+BatchRule = Callable[[SourceLayer, Moments], Normal]
+
+
+class BatchNormalised(nn.Module):
+    """A network whose BatchNorm layers normalise each batch with what `rule` makes of its statistics.
+
+    Nothing is kept from one batch to the next. Predictions depend on batch mates; a batch of one image works, and a
+    layer that then sees a single position per channel normalises it to its bias.
+    """
+
+    def __init__(self, network: Network, rule: BatchRule) -> None:
+        super().__init__()
+        self.source = network.with_tensors({})
+        self.working = copy.deepcopy(network.copy())  # nothing in common with the given network
+        self._network, self._rule = network, rule
+        self.eval()
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of this batch under its own statistics."""
+        refuse_empty(images)
+        layers = source_layers(self._network, self.source)
+        with normalising(self._network, self.working, layers, lambda name, seen: self._rule(layers[name], seen)):
+            return logits_of(self.working(images))
+
+    def train(self, mode: bool = True) -> BatchNormalised:
+        """Stays in evaluation mode: the statistics follow the batches by themselves, and dropout must not."""
+        del mode
+        return super().train(False)
+
+
+def refuse_empty(images: Tensor) -> None:
+    """One sentence for a batch without images."""
+    if not len(images):
+        raise FewshiftError("the batch is empty, it has no statistics: give at least one image")
+
+
+def use_each_batch(network: Network, model: nn.Module) -> None:
+    """From now on the BatchNorm layers of a private copy normalise with their batch, and gradients flow through it.
+
+    Running statistics are not used. A layer that sees one position per channel answers its bias.
+    """
+    for layer in network.layers:
+        module = batchnorm(model, layer.name)
+        if isinstance(module, _BatchNorm):
+            module.momentum = 0.0
+        module.register_forward_pre_hook(_normalise_with_batch)
+
+
+def _normalise_with_batch(module: _BatchNorm, args: tuple[Tensor]) -> tuple[Tensor] | None:
+    inputs = args[0]
+    several = inputs.numel() > inputs.shape[1]
+    module.training = several and isinstance(module, _BatchNorm)
+    if module.training:
+        return None  # its own kernel does the rest
+    # a frozen layer keeps to its statistics, so its input is moved to where they are right
+    shape = (1, -1, *(1,) * (inputs.ndim - 2))
+    dims = [0, *range(2, inputs.ndim)]
+    var, mean = torch.var_mean(inputs, dims, correction=0, keepdim=True)
+    assert module.running_mean is not None  # refuse_unadaptable comes first
+    assert module.running_var is not None
+    scale = ((module.running_var.view(shape) + module.eps) / (var + module.eps)).sqrt()
+    return ((inputs - mean) * scale + module.running_mean.view(shape),)

@@ -1,0 +1,110 @@
+"""Every method, by name, and the table that `fewshift list methods` and docs/methods.md show.
+
+A new method costs one file and one line here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+from fewshift.core.method import Method
+from fewshift.methods.adabn import AdaBN
+from fewshift.methods.alpha_bn import AlphaBN
+from fewshift.methods.delta_reg import DeltaReg
+from fewshift.methods.finetune import L2, FinetuneBN, FinetuneFeatures, FinetuneHead
+from fewshift.methods.flute import Flute
+from fewshift.methods.l2sp import L2SP
+from fewshift.methods.late_fusion import LateFusion
+from fewshift.methods.lccs import LCCS
+from fewshift.methods.lp_ft import LPFT
+from fewshift.methods.sdda import SDDA
+from fewshift.methods.sfda import SFDA
+from fewshift.methods.shot import SHOT
+from fewshift.methods.source import Source
+from fewshift.methods.tent import Tent
+from fewshift.methods.testtime_bn import TestTimeBN
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Source,
+        TestTimeBN,
+        AlphaBN,
+        Tent,
+        AdaBN,
+        FinetuneBN,
+        FinetuneHead,
+        FinetuneFeatures,
+        L2,
+        L2SP,
+        DeltaReg,
+        LateFusion,
+        Flute,
+        LPFT,
+        LCCS,
+        SHOT,
+        SFDA,
+        SDDA,
+    )
+}
+
+HEADER = """# Methods
+
+Generated from the classes by `make docs`; `fewshift list methods` prints the same table. Every method is a frozen
+dataclass whose fields are its settings: `fewshift.METHODS["lccs"](epochs=20)` in Python, `--method lccs --set
+epochs=20` on the command line.
+"""
+
+
+def rows() -> list[dict[str, Any]]:
+    """One row per method: name, class, paper, what it looks at, what it returns and changes, fields and defaults."""
+    return [
+        {
+            "name": name,
+            "class": method.__name__,
+            "paper": method.paper,
+            "looks at": method.needs.value,
+            "returns": method.returns,
+            "changes": method.changes,
+            "settings": {field.name: field.default for field in fields(method)},
+        }
+        for name, method in METHODS.items()
+    ]
+
+
+def settings_line(row: dict[str, Any]) -> str:
+    """All fields with their defaults in one line."""
+    return ", ".join(f"{name}={value}" for name, value in row["settings"].items()) or "-"
+
+
+def markdown() -> str:
+    """The page docs/methods.md."""
+    table = ["| name | looks at | returns | paper |", "|---|---|---|---|"]
+    table += [
+        f"| [`{it['name']}`](#{it['name']}) | {it['looks at']} | {it['returns']} | {it['paper']} |" for it in rows()
+    ]
+    return "\n".join([HEADER, *table, "", *(_section(it, METHODS[it["name"]]) for it in rows())])
+
+
+def _section(row: dict[str, Any], method: type[Method]) -> str:
+    module = inspect.getmodule(method)
+    paper = (inspect.getdoc(module) or "").partition("\n\n")[2].partition("\n\n")[0] if module else ""
+    lines = [
+        f"## {row['name']}",
+        "",
+        f"`{row['class']}`. {inspect.getdoc(method)}",
+        "",
+        f"Changes: {row['changes']}.",
+        "",
+        f"Settings: `{settings_line(row)}`.",
+        "",
+    ]
+    if row["paper"][0] not in "-b" and paper:
+        lines[3:3] = ["", paper.replace("\n", " ")]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown())

@@ -1,0 +1,1 @@
+"""Whether to believe an adaptation: held-out images, gains with intervals, the guard."""

@@ -1,0 +1,330 @@
+"""Is there a shift at all? What a network's BatchNorm layers see, against what they remember; no labels.
+
+A BatchNorm layer stores how the source's images entered it: mean mu and deviation sigma of every channel. Image i
+enters with the mean m_i and the variance v_i over its positions. If it came from the source, then
+
+    d_i = (m_i - mu) / sigma                        is 0 on average over images, and
+    q_i = (v_i + (m_i - mu)^2 + eps) / sigma^2      is 1.
+
+How far N images are from that is measured in every layer by its channels' average of D^2 + L^2, where D is the mean
+of d and L half the logarithm of the mean of q: shifts in deviations, and in logarithms of deviations.
+
+**The sampling error.** Positions within an image are alike, so the sampling unit is the image. How much images differ
+from each other is not stored in a layer (its variance is that within images plus that between them), but N images
+show it: the variance of d_i and q_i over them, in the units of D and L. For few images it is shrunk to a guess,
+which is all there is for one. A tolerance is added, because the source's own images are not at 0 either: its
+statistics were gathered in training, from other crops, under weights that still moved.
+
+**The score** of a layer is the root of (D^2 + L^2) / (variance / N + tolerance^2): about 1 for images of the source,
+whatever N is. The score of all layers is the root mean square of theirs.
+
+**The alarm.** Were images independent draws from normal distributions around the source, the square of the score would
+follow Dempster's (1958) F distribution for a mean in more dimensions than samples. Its degrees of freedom are r and
+r (N - 1), where r is the number of directions in which images differ: many thousand channels make about ten. It is
+estimated from the images and shrunk to a guess. The threshold is the distribution's 95th percentile.
+
+**Source images**, where there are some, take the place of what the layers remember: D and L become differences between
+two samples, and the variance is that within both. It matters for networks that were trained with strong augmentation:
+they remember augmented images, from which plain ones of the source are as far as those of another place can be.
+
+The constants were set on six networks (two on digits, four on PACS) so that random images of the source raise an alarm
+in at most 5 % of draws, whatever N is; of a mixture of domains it was up to 7 % for five images, nearly all of them
+draws of one domain. docs/trust.md has the rates, `benchmarks/shift.py` measures them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewshift.core import _progress as progress_
+from fewshift.core._memory import free_memory
+from fewshift.core.moments import Moments, SourceLayer, normalising, source_layers
+from fewshift.core.network import Network, channels_last, like, refuse_without_statistics
+from fewshift.core.support import Unlabelled
+from fewshift.errors import FewshiftError
+from fewshift.images.inputs import Steps, as_unlabelled
+
+MOST = 256  # images that are looked at: beyond them the tolerance, not the sampling error, decides
+AT_ONCE = 32  # images that pass together, memory allowing
+
+TOLERANCE = 0.05  # source deviations by which images of the source may be off
+GUESS = 0.25  # variance between images, in source variances, before any was seen
+GUESS_COUNTS = 2  # images for which this guess stands
+DIRECTIONS = 4  # in which images differ, before any was seen
+DIRECTIONS_COUNT = 5  # images for which that guess stands
+MOST_DIRECTIONS = 60
+NORMAL_95 = 1.6449  # one false alarm in twenty
+TRAINED_ON = "what the network was trained on"
+TINY = 1e-12  # a layer without eps may remember a channel that never varied
+
+
+@dataclass(frozen=True)
+class LayerShift:
+    """One BatchNorm layer: how far what it sees is from the source."""
+
+    name: str
+    mean_shift: float  # root mean square over channels, in source deviations
+    std_ratio: float  # deviation over all images and positions / the source's, geometric mean over channels
+    score: float  # in sampling errors: about 1 for images of the source
+    rank: int  # 1 is the layer with the highest score
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Whether images differ from those a network was trained on, and where in the network it shows.
+
+    `shifted` says that `score` is above `threshold`, which one draw in twenty of the source's own images would be.
+    """
+
+    layers: tuple[LayerShift, ...]  # in the order in which they are executed
+    score: float
+    threshold: float
+    images: int  # looked at
+    given: int
+    source_images: int = 0  # compared with; 0: with what the layers remember
+
+    @property
+    def shifted(self) -> bool:
+        """Whether there is an alarm."""
+        return self.score > self.threshold
+
+    @property
+    def ranked(self) -> tuple[LayerShift, ...]:
+        """The layers, the strongest shift first."""
+        return tuple(sorted(self.layers, key=lambda it: it.rank))
+
+    @property
+    def words(self) -> str:
+        """The verdict in one sentence."""
+        first = self.ranked[0]
+        told = "image" if self.given == 1 else f"{self.given:,} images"
+        if self.images < self.given:
+            told += f" ({self.images} looked at)"
+        scores = f"score {self.score:.1f}, alarm above {self.threshold:.1f}"
+        if self.shifted:
+            differ = "differs" if self.given == 1 else "differ"
+            source = f"the {self.source_images} of the source" if self.source_images else TRAINED_ON
+            return (
+                f"the {told} {differ} from {source}: {scores}, "
+                f"strongest in layer '{first.name}' (means off by {first.mean_shift:.2f} deviations, "
+                f"deviations {first.std_ratio:.2f} times the source's)"
+            )
+        alone = "; one image shows gross shifts only" if self.images == 1 and not self.source_images else ""
+        return f"no sign of a shift in the {told}: {scores}{alone}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields and the verdict as JSON knows them."""
+        verdict = {"shifted": self.shifted, "words": self.words}
+        return verdict | asdict(self) | {"layers": [asdict(it) for it in self.layers]}
+
+
+def shift(
+    model: nn.Module,
+    images: Any,
+    *,
+    source: Any = None,
+    preprocess: Steps = None,
+    head: str | None = None,
+    progress: progress_.Listener | None = None,
+) -> Shift:
+    """Compare images with what `model` was trained on, layer by layer and without labels; from one image up.
+
+    `images` are a tensor, a dataset or a folder (then `preprocess` says how an image becomes a tensor); of more than
+    256 that many are looked at, evenly spread. `source`, in the same forms, are images known to be of the source,
+    validation images for example. They are not needed, but make few images say more, and are the cure where training
+    augmented strongly: without them plain images of the source are then an alarm too.
+
+    An alarm says that the images are unlike a random sample of the source. It does not say that the network is wrong
+    on them, nor what differs: images of a single class, or frames of a single film, are unlike a sample of all. A
+    network trained on several domains remembers their mixture, and images of one of them alone are a shift from it.
+    """
+    pictures, known = as_unlabelled(images, preprocess, None), as_unlabelled(source, preprocess, None)
+    if pictures is None:
+        raise FewshiftError("there are no images: give a tensor, a dataset or a folder")
+    with progress_.told_to(progress):
+        seen = look(model, pictures, head)
+        return judged(seen, None if known is None else look(model, known, head), len(pictures))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What each image shows one layer, in units of what the layer remembers."""
+
+    mean: Tensor  # (N, C) d: the shift of the image's mean
+    var: Tensor  # (N, C) the image's own variance, over the source's
+
+    def part(self, indices: Tensor) -> Seen:
+        """Of the images at `indices`."""
+        return Seen(self.mean[indices], self.var[indices])
+
+
+def look(model: nn.Module, pictures: Unlabelled, head: str | None = None, most: int | None = None) -> dict[str, Seen]:
+    """What every layer of the source network sees of the images, of `most` (256) of them where there are more."""
+    count = min(most or MOST, len(pictures))
+    chosen = torch.arange(count) * len(pictures) // count
+    network = Network.of(model, pictures.batch(chosen[:1]), head)
+    refuse_without_statistics(network)
+    if not network.layers:
+        raise FewshiftError(
+            "a shift is seen in BatchNorm layers and this network has none: use a network with BatchNorm (if it was "
+            "fused for deployment, the weights before fusing)"
+        )
+    source, working = source_layers(network), network.copy()
+    parts = [_passed(network, working, source, images) for images in _batches(network, pictures, chosen)]
+    return {
+        layer.name: Seen(*(torch.cat([getattr(it[layer.name], what) for it in parts]) for what in ("mean", "var")))
+        for layer in network.layers
+    }
+
+
+def judged(seen: Mapping[str, Seen], source: Mapping[str, Seen] | None = None, given: int | None = None) -> Shift:
+    """The verdict on what the layers saw of N images, against what they saw of source images or remember."""
+    measured = {name: _measured(it, source[name] if source else None) for name, it in seen.items()}
+    squares = {name: it.effect / it.error for name, it in measured.items()}
+    order = sorted(squares, key=lambda name: -squares[name])
+    free = next(iter(measured.values())).free
+    directions = _directions(sum(it.products / it.error for it in measured.values()), free)  # type: ignore[arg-type]
+    images = len(next(iter(seen.values())).mean)
+    return Shift(
+        tuple(
+            LayerShift(name, it.mean_shift, it.std_ratio, math.sqrt(squares[name]), order.index(name) + 1)
+            for name, it in measured.items()
+        ),
+        score=math.sqrt(sum(squares.values()) / len(squares)),
+        threshold=math.sqrt(_percentile_95(directions, directions * (free + GUESS_COUNTS))),
+        images=images,
+        given=images if given is None else given,
+        source_images=len(next(iter(source.values())).mean) if source else 0,
+    )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One layer over all images."""
+
+    mean_shift: float
+    std_ratio: float
+    effect: float  # average of D^2 + L^2 over channels
+    error: float  # the same for images of the source, squared sampling error and tolerance
+    products: Tensor  # what the images' deviations from their average have in common: one row and column for each
+    free: int  # degrees of freedom of these
+
+
+def _measured(seen: Seen, source: Seen | None) -> _Measured:
+    samples = [_Sample.of(seen)] if source is None else [_Sample.of(seen), _Sample.of(source)]
+    shift, stretch, spread = (
+        getattr(samples[0], what) - (getattr(samples[1], what) if source else 0)
+        for what in ("shift", "stretch", "spread")
+    )
+    deviations = torch.cat([it.deviations for it in samples])
+    products = deviations @ deviations.T / len(shift)
+    free = len(deviations) - len(samples)
+    variance = (GUESS_COUNTS * GUESS + float(products.trace())) / (GUESS_COUNTS + free)
+    return _Measured(
+        mean_shift=float(shift.square().mean().sqrt()),
+        std_ratio=float(spread.mean().exp()),
+        effect=float(shift.square().mean() + stretch.square().mean()),
+        error=variance * sum(1 / len(it.deviations) for it in samples) + TOLERANCE**2,
+        products=products,
+        free=free,
+    )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What some images show one layer."""
+
+    shift: Tensor  # (C,) D
+    stretch: Tensor  # (C,) L
+    spread: Tensor  # (C,) logarithm of the deviation over all images and positions, in source deviations
+    deviations: Tensor  # (N, 2C) of each image from D and, in the same units, from L
+
+    @classmethod
+    def of(cls, seen: Seen) -> _Sample:
+        mean, var = seen.mean.double(), seen.var.double()
+        shift = mean.mean(0)
+        around = var + mean.square()  # the source's mean, not their own: then one image is enough
+        total = around.mean(0).clamp(min=TINY)
+        own = (var + (mean - shift).square()).mean(0).clamp(min=TINY)
+        return cls(shift, total.log() / 2, own.log() / 2, torch.cat([mean - shift, (around / total - 1) / 2], 1))
+
+
+def _directions(products: Tensor, free: int) -> float:
+    """r = (tr S)^2 / tr S^2 of the covariance S between images, from their products, shrunk to the guess.
+
+    What is shrunk is 1 / r, of which Bai and Saranadasa (1996) have an estimate without bias from three images on.
+    """
+    trace, square = float(products.trace()), float(products.square().sum())
+    if free < 2 or trace == 0:  # too few, or the same image over and over
+        return DIRECTIONS
+    inverse = free**2 / ((free + 2) * (free - 1)) * (square / trace**2 - 1 / free)
+    inverse = min(max(inverse, 1 / MOST_DIRECTIONS), 1.0)
+    return (DIRECTIONS_COUNT + free - 1) / (DIRECTIONS_COUNT / DIRECTIONS + (free - 1) * inverse)
+
+
+def _percentile_95(upper: float, lower: float) -> float:
+    """Of the F distribution with these degrees of freedom, by the cube roots of Wilson and Hilferty."""
+    a, b = 2 / (9 * upper), 2 / (9 * lower)
+    square = (1 - b) ** 2 - NORMAL_95**2 * b
+    linear, constant = (1 - a) * (1 - b), (1 - a) ** 2 - NORMAL_95**2 * a
+    return float(((linear + math.sqrt(linear**2 - square * constant)) / square) ** 3)
+
+
+@torch.no_grad()
+def _passed(network: Network, working: nn.Module, source: Mapping[str, SourceLayer], images: Tensor) -> dict[str, Seen]:
+    calls: dict[str, list[Moments]] = {layer.name: [] for layer in network.layers}
+
+    def note(name: str, moments: Moments) -> None:
+        calls[name].append(moments)
+
+    with normalising(network, working, source, note):
+        working(channels_last(images))
+    return {
+        name: _in_source_units(_of_each_image(name, moments, len(images)), source[name])
+        for name, moments in calls.items()
+    }
+
+
+def _batches(network: Network, pictures: Unlabelled, chosen: Tensor) -> Iterator[Tensor]:
+    """The chosen images, as many together as have the same size and as memory allows."""
+    waiting: list[Tensor] = []
+    room = AT_ONCE
+    for index in progress_.track(chosen.split(1), "images"):
+        image = like(network.model, pictures.batch(index))
+        if waiting and (len(waiting) >= room or image.shape != waiting[0].shape):
+            yield torch.cat(waiting)
+            waiting = []
+        if not waiting:
+            free = free_memory(image.device)
+            room = AT_ONCE if free is None else min(AT_ONCE, free // 2 // max(1, network.bytes_to_pass(image)))
+        waiting.append(image)
+    yield torch.cat(waiting)
+
+
+def _of_each_image(name: str, calls: list[Moments], images: int) -> Moments:
+    """The moments of every image over all that a layer saw of it: it may run several times, or on parts of images."""
+    if not calls or any(len(it.mean) % images for it in calls):
+        raise FewshiftError(
+            f"layer '{name}' does not see every image in the same way, so images cannot be compared in it: "
+            "pass a network that runs alike for all images"
+        )
+    mean, var, count = (
+        torch.cat([getattr(it, what).unflatten(0, (images, -1)) for it in calls], 1)
+        for what in ("mean", "var", "count")
+    )
+    weights = (count / count.sum(1, keepdim=True)).unsqueeze(2)
+    pooled = (weights * mean).sum(1)
+    within = (weights * (var + (mean - pooled.unsqueeze(1)).square())).sum(1)
+    return Moments(pooled, within, count.sum(1))
+
+
+def _in_source_units(moments: Moments, source: SourceLayer) -> Seen:
+    mean, std = source.normal.mean.double(), source.normal.std.double().clamp(min=TINY)
+    seen = Seen((moments.mean - mean) / std, (moments.var + source.eps) / std.square())
+    return Seen(seen.mean.float().cpu(), seen.var.float().cpu())

@@ -1,0 +1,101 @@
+"""`fewshift shift`: a verdict, a table, or JSON; information, so the exit code is 0 whatever it says."""
+# ruff: noqa: F811 - fixtures are imported, and then are arguments
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+import fewshift
+from fewshift import Preprocess
+from tests.cli.test_commands import network_options, place, run, small_network  # noqa: F401
+
+STEPS = Preprocess(None, 16, (0.5,) * 3, (0.25,) * 3)
+
+
+def test_the_verdict_comes_first_and_then_the_layers(run, place):
+    done = run("shift", *network_options(place), place / "photos")
+    expected = fewshift.shift(small_network(), place / "photos", preprocess=STEPS)
+    assert done.code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == expected.words
+    rows = [line.split() for line in lines if line.strip().startswith("bn")]
+    assert [row[0] for row in rows] == [it.name for it in expected.ranked]
+    assert [row[1] for row in rows] == [f"{it.score:.2f}" for it in expected.ranked]
+
+
+def test_json_is_what_the_function_returns(run, place):
+    done = run("shift", *network_options(place), place / "photos", "--json")
+    assert done.code == 0, done.stderr
+    expected = fewshift.shift(small_network(), place / "photos", preprocess=STEPS)
+    assert json.loads(done.stdout) == json.loads(json.dumps(expected.to_json()))
+
+
+def test_the_exit_code_is_0_with_an_alarm_and_without(run, place):
+    photos = place / "photos"
+    alarm = run("shift", *network_options(place), photos, "--json")
+    assert (alarm.code, json.loads(alarm.stdout)["shifted"]) == (0, True)
+    silence = run("shift", *network_options(place), photos / "ant", "--source", photos / "ant", "--json")
+    assert (silence.code, json.loads(silence.stdout)["shifted"]) == (0, False)
+
+
+def test_one_image_is_enough(run, place):
+    done = run("shift", *network_options(place), place / "photos" / "ant" / "0.png")
+    assert done.code == 0, done.stderr
+    assert "image" in done.stdout.splitlines()[0]
+
+
+def test_the_table_has_the_strongest_layers_or_all(run, place):
+    options = ["--model", "tests.cli.test_shift_command:deep_network", "--weights", place / "deep.safetensors"]
+    save_file(deep_network().state_dict(), place / "deep.safetensors")
+    options += ["--crop", 16, "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25", place / "photos"]
+    some, every = run("shift", *options), run("shift", *options, "--all")
+    assert (some.code, every.code) == (0, 0)
+    assert sum("bn" in line for line in some.stdout.splitlines()[1:]) == 10
+    assert sum("bn" in line for line in every.stdout.splitlines()[1:]) == 12
+
+
+def deep_network(num_classes: int = 3) -> nn.Module:
+    """Twelve BatchNorm layers in a row."""
+    layers = OrderedDict[str, nn.Module]((f"bn{index}", nn.BatchNorm2d(3)) for index in range(12))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers["flatten"], layers["fc"] = nn.Flatten(), nn.Linear(768, num_classes)
+    return nn.Sequential(layers).eval()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere"], "no such folder nowhere: check the path"),
+        (["--source", "nowhere", "photos"], "no such folder"),
+    ],
+)
+def test_a_mistake_is_one_sentence_on_stderr(run, place, words, sentence):
+    words = [place / it if it == "photos" else it for it in words]
+    done = run("shift", *network_options(place), *words)
+    assert done.code == 1
+    assert sentence in done.stderr
+    assert done.stdout == ""
+
+
+def test_pictures_that_are_no_pictures_are_named(run, place):
+    (place / "photos" / "ant" / "broken.png").write_bytes(b"no image")
+    done = run("shift", *network_options(place), place / "photos")
+    assert done.code == 1
+    assert "broken.png is not an image" in done.stderr
+
+
+def test_label_files_of_scenes_are_not_looked_at(run, place):
+    for kind in ("images", "labels"):
+        (place / "scenes" / kind).mkdir(parents=True)
+        Image.new("RGB", (16, 16), (90, 120, 40)).save(place / "scenes" / kind / "1.png")
+    done = run("shift", *network_options(place), place / "scenes", "--json")
+    assert done.code == 0, done.stderr
+    assert json.loads(done.stdout)["images"] == 1

@@ -1,0 +1,64 @@
+"""Small networks and supports to adapt, and how to compare them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fewshift import Support
+
+
+class Tiny(nn.Module):
+    """Two convolutions with BatchNorm, a residual sum, a linear head; statistics and affine away from 0 and 1."""
+
+    def __init__(self, classes: int = 3, width: int = 6, channels: int = 3) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width, eps=1e-3)
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.bn1(self.conv1(images)).relu()
+        hidden = (hidden + self.bn2(self.conv2(hidden))).relu()
+        return self.fc(self.drop(hidden.mean((2, 3))))
+
+
+def unsettle(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give every BatchNorm layer statistics and affine parameters of its own, as training would."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(getattr(module, "running_mean", None), Tensor):
+            shape = module.running_mean.shape
+            module.running_mean.copy_(torch.randn(shape, generator=generator) * 0.3)
+            module.running_var.copy_(torch.rand(shape, generator=generator) + 0.5)
+            if module.weight is not None:
+                with torch.no_grad():
+                    module.weight.copy_(torch.rand(shape, generator=generator) + 0.5)
+                    module.bias.copy_(torch.randn(shape, generator=generator) * 0.2)
+    return model.eval()
+
+
+def make_tiny(classes: int = 3, seed: int = 0, **kwargs: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return unsettle(Tiny(classes, **kwargs), seed)
+
+
+def make_support(shots: int = 5, classes: int = 3, size: int = 8, seed: int = 1, channels: int = 3) -> Support:
+    """Images of another place: each class its own pattern, brighter and wider than the source's statistics."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(classes, channels, size, size, generator=generator)
+    labels = torch.arange(classes).repeat(shots)
+    noise = torch.randn(len(labels), channels, size, size, generator=generator)
+    return Support(1.5 * (patterns[labels] + 0.7 * noise) + 0.8, labels)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same_state(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

@@ -1,0 +1,478 @@
+"""The page of a run: every grid with its table, its gaps, and exactly the figures its records allow."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewshift import FewshiftError
+from fewshift.lab.bench.cell import Cell
+from fewshift.lab.bench.features import FeatureCell, load_grid
+from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.page import run_page
+from fewshift.lab.bench.record import Records
+from tests.report.test_pages import Page
+
+HEAD = 'title = "{title}"\ndataset = "toy"\nsource = "net"\ntargets = ["north", "south"]\nseeds = [0, 1, 2]\n'
+LCCS = '\n[[rows]]\nmethod = "lccs"\nlabel = "LCCS"\nshots = {shots}\n'
+SOURCE = '\n[[rows]]\nmethod = "source"\nlabel = "Source"\n'
+BN = '\n[[rows]]\nmethod = "testtime-bn"\nlabel = "BN"\nconditions = [{conditions}]\n'
+
+PLAIN = HEAD.format(title="Plain") + SOURCE + LCCS.format(shots=[1, 5])
+ONE_POINT = HEAD.format(title="One point") + SOURCE + LCCS.format(shots=[5])
+BATCHES = (
+    HEAD.format(title="Batches")
+    + SOURCE
+    + BN.format(conditions="{batch_size = 8}")
+    + BN.format(conditions="{batch_size = 128}")
+    + LCCS.format(shots=[5])
+)
+ALPHAS = HEAD.format(title="Alphas") + "".join(
+    row + condition
+    for condition in ("conditions = [{}]\n", "conditions = [{alpha = 10.0}]\n")
+    for row in (SOURCE, LCCS.format(shots=[5]))
+)
+SEARCH = '\n[[rows]]\nmethod = "lccs"\nlabel = "by {0}"\nshots = [1]\nsettings = {{epochs = 0, objective = "{0}"}}\n'
+FIXED = '\n[[rows]]\nmethod = "lccs"\nlabel = "v = {0}"\nshots = [1]\nsettings = {{epochs = 0, init = {0}}}\n'
+OBJECTIVE = HEAD.format(title="Objective") + "".join(
+    [*(FIXED.format(v) for v in (0.0, 0.5, 1.0)), SEARCH.format("cross-entropy"), SEARCH.format("entropy")]
+)
+MANY = HEAD.format(title="Many rows") + "".join(
+    f'\n[[rows]]\nmethod = "adabn"\nlabel = "row {it}"\nshots = [1, 5, 10]\nsettings = {{batch_size = {it + 1}}}\n'
+    for it in range(12)
+)
+SECONDS = HEAD.format(title="Seconds") + 'measure = "adapt_seconds"\n' + LCCS.format(shots=[1, 5])
+CHOSEN = HEAD.format(title="Blends") + 'measure = "v"\n' + LCCS.format(shots=[1, 5])
+FEATURES = """title = "Features"
+dataset = "toy"
+source = "net"
+[[comparisons]]
+label = "(a) shift"
+first = {domain = "north"}
+second = {domain = "south", statistics = "batch"}
+"""
+GRIDS = {"plain": PLAIN, "batches": BATCHES, "alphas": ALPHAS, "objective": OBJECTIVE, "many": MANY,
+         "seconds": SECONDS, "chosen": CHOSEN}  # fmt: skip
+
+KINDS = {  # how the caption of a kind of figure begins, or what only it says
+    "batch": "against test batch size",
+    "alpha": "against alpha",
+    "k": "against k",
+    "v": "the v that the search chose",
+    "objective": "of a fixed v (above)",
+    "layers": "in each layer",
+    "adapt": "Seconds of adaptation:",
+    "answer": "Milliseconds for an answer",
+    "confusion": "for each true class (row)",
+    "features": "standardisation by layer",
+}
+ANIMALS = ("ant", "bee", "cat")
+PER_CLASS = 50  # images
+Score = Callable[[Cell], int]
+
+
+def score_of(cell: Cell) -> int:
+    """Images answered right of each class, a different number for every cell."""
+    base = 20 if cell.method == "source" else 25 + (cell.shots or 0)
+    tail = round(cell.condition.alpha or 1) // 5
+    return base + cell.seed * 2 + (cell.target == "south") * 3 + cell.condition.batch_size // 32 - tail
+
+
+def invented(cell: Cell, score: Score = score_of, classes: Sequence[str] = ANIMALS) -> dict[str, Any]:
+    """A result as a run would write it, with `score` images of each class right and the others taken for the next."""
+    right, size = score(cell), len(classes)
+    dice = random.Random(cell.fit_key)
+    tally = [[0] * size for _ in classes]
+    for row in range(size):
+        tally[row][row] = right
+        tally[row][(row + 1) % size] += PER_CLASS - right
+    settings, notes, layers = cell.build().settings(), {}, {}
+    if cell.method == "lccs":
+        curve = [{"v": v / 4, "loss": 1 + abs(v / 4 - 0.5) + dice.random() / 10} for v in range(5)]
+        notes = {"v": min(curve, key=lambda it: it["loss"])["v"], "grid": curve}
+        if settings["init"] != "grid":
+            notes = {"v": settings["init"], "grid": []}
+        weights = [{"eta": [dice.random(), dice.random()], "rho": [dice.random(), dice.random()]} for _ in range(4)]
+        layers = {f"bn{number}": it for number, it in enumerate(weights)}
+    return {
+        "accuracy": right / PER_CLASS,
+        "macro_recall": right / PER_CLASS,
+        "macro_f1": right / PER_CLASS,
+        "tally": tally,
+        "classes": list(classes),
+        "notes": notes,
+        "layers": layers,
+        "seconds": {"adapt": (cell.shots or 0) + 0.5 + cell.seed, "predict": 0.15 * size},
+        "versions": {"fewshift": "0.1.0", "torch": "2.6.0"},
+    }
+
+
+def embedded(cell: FeatureCell) -> dict[str, Any]:
+    """Points on a line for one sample and on another for the second."""
+    points = [[[float(it), 0.0] for it in range(6)], [[float(it), 4.0] for it in range(6)]]
+    names = [cell.first.label, cell.second.label]
+    found = {"layer": "bn9", "classes": list(ANIMALS), "labels": [[0, 0, 1, 1, 2, 2]] * 2, "samples": names}
+    return found | {"before": points, "after": points, "gap_before": 0.25, "gap_after": 1.5, "notes": {}}
+
+
+def fill(
+    folder: Path,
+    name: str,
+    text: str,
+    result: Callable[[Cell], dict[str, Any]] = invented,
+    keep: Callable[[Cell], bool] = lambda _: True,
+) -> Path:
+    """A folder as if the grid had been run into it."""
+    records = Records(folder)
+    (folder / "grids").mkdir(exist_ok=True)
+    grid = folder / "grids" / f"{name}.toml"
+    grid.write_text(text, encoding="utf-8")
+    lines = []
+    for number, cell in enumerate(filter(keep, load_grid(grid).cells())):
+        record = {"key": cell.key, "cell": cell.to_json(), "began": 1.8e9 + 60 * number, "seconds": 30.0}
+        found = result(cell)
+        record |= {"error": found["error"]} if "error" in found else {"result": found}
+        lines.append(json.dumps(record) + "\n")
+    with records.file.open("a", encoding="utf-8") as file:
+        file.writelines(lines)
+    return folder
+
+
+def page_of(folder: Path, text: str, **how: Any) -> Page:
+    return Page(run_page(fill(folder, "grid", text, **how)))
+
+
+def kinds(page: Page) -> set[str]:
+    return {kind for kind, words in KINDS.items() if words in page.words}
+
+
+def alt(page: Page, begins: str) -> str:
+    """What the one figure says that begins so."""
+    [found] = [it["aria-label"] for it in page.all("svg") if str(it["aria-label"]).startswith(begins)]
+    return str(found)
+
+
+def over(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.1f} ± {statistics.pstdev(values):.1f}"
+
+
+def percents(shots: int | None = None, method: str = "lccs", batch: int = 128, alpha: float = 1) -> list[float]:
+    """Per seed the mean over both targets, written out."""
+    base = 20 if method == "source" else 25 + (shots or 0)
+    return [
+        statistics.fmean(
+            100 * (base + seed * 2 + south * 3 + batch // 32 - int(alpha) // 5) / PER_CLASS for south in (0, 1)
+        )
+        for seed in (0, 1, 2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of all these grids."""
+    folder = tmp_path_factory.mktemp("runs") / "all"
+    for name, text in GRIDS.items():
+        fill(folder, name, text)
+    return run_page(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(everything: Path) -> Page:
+    return Page(everything)
+
+
+def test_the_page_needs_nothing_but_itself(whole: Page) -> None:
+    assert not {tag for tag, _ in whole.elements} & {"script", "link", "iframe", "object", "embed", "base", "img"}
+    addresses = [it[name] for _, it in whole.elements for name in ("src", "href", "xlink:href") if name in it]
+    assert all(str(it).startswith("#") for it in addresses)
+    assert not re.search(r"@import|url\((?!#)", whole.source)
+
+
+def test_the_page_is_well_formed_and_its_ids_are_unique(whole: Page) -> None:
+    assert whole.mismatched == []
+    assert whole.open == []
+    ids = [attributes["id"] for _, attributes in whole.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', whole.source)) <= set(ids)
+
+
+def test_every_figure_says_what_it_shows(whole: Page) -> None:
+    assert len(whole.all("figure")) == len(whole.all("svg")) == len(whole.all("figcaption")) > 20
+    for svg in whole.all("svg"):
+        assert svg["role"] == "img"
+        assert len(str(svg["aria-label"])) > 30
+
+
+def test_every_colour_of_a_figure_follows_the_theme(whole: Page) -> None:
+    for svg in re.findall(r"<svg.*?</svg>", whole.source, flags=re.DOTALL):
+        bare = re.sub(r"var\(--\w+, #\w{6}\)", "", svg)
+        assert not re.search(r"(fill|stroke): (#|black|white)", bare)
+
+
+def test_the_page_is_small(everything: Path) -> None:
+    assert everything.stat().st_size < 1_500_000  # seven grids
+
+
+def test_several_grids_have_a_list_of_contents(whole: Page, tmp_path: Path) -> None:
+    assert [it["href"] for it in whole.all("a")] == [f"#grid-{number}" for number in range(1, len(GRIDS) + 1)]
+    assert page_of(tmp_path / "run", ONE_POINT).all("a") == []
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    pages = [run_page(fill(tmp_path / where / "run", "plain", PLAIN)).read_bytes() for where in ("here", "there")]
+    assert pages[0] == pages[1]
+
+
+def test_the_page_tells_when_with_what_and_how_to_go_on(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "my run", ONE_POINT)
+    assert "12 of 12 experiments done, 2027-01-15 08:00 UTC to 2027-01-15 08:11 UTC, in 6.0 minutes" in page.words
+    assert "fewshift 0.1.0, torch 2.6.0" in page.words
+    assert "fewshift bench 'my run'/grids/*.toml --out 'my run'" in page.words
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PLAIN, {"k", "v", "layers", "adapt", "answer", "confusion"}),
+        (ONE_POINT, {"v", "layers", "adapt", "answer", "confusion"}),
+        (BATCHES, {"batch", "v", "layers", "adapt", "answer", "confusion"}),
+        (ALPHAS, {"alpha", "v", "layers", "adapt", "answer", "confusion"}),
+        (OBJECTIVE, {"objective", "v", "layers", "adapt", "answer", "confusion"}),
+        (MANY, {"k", "adapt", "answer", "confusion"}),
+        (SECONDS, {"k", "v", "layers", "adapt", "answer", "confusion"}),
+        (CHOSEN, {"k", "v", "layers", "adapt", "answer", "confusion"}),
+        (HEAD.format(title="x") + SOURCE, {"adapt", "answer", "confusion"}),
+    ],
+    ids=["plain", "one-point", "batches", "alphas", "objective", "many", "seconds", "chosen", "source-alone"],
+)
+def test_each_kind_of_figure_appears_exactly_when_its_data_is_there(
+    tmp_path: Path, text: str, expected: set[str]
+) -> None:
+    assert kinds(page_of(tmp_path / "run", text)) == expected
+
+
+def test_a_grid_without_records_has_a_table_and_no_figures(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", PLAIN, keep=lambda _: False)
+    assert page.all("svg") == []
+    assert "0 of 18 cells done, 0 failed, 18 missing" in page.words
+
+
+def test_the_table_has_mean_spread_and_the_papers_value(tmp_path: Path) -> None:
+    text = PLAIN.replace("shots = [1, 5]", "shots = [1, 5]\npaper.north = {1 = 61.5}")
+    page = page_of(tmp_path / "run", text)
+    north = over([100 * (25 + 1 + seed * 2 + 4) / PER_CLASS for seed in (0, 1, 2)])
+    assert f"LCCS 1 {north} paper 61.5" in page.words
+    assert f"<strong>{over(percents(5))}</strong>" in page.source.replace("&plusmn;", "±")  # the average
+    assert "Accuracy in %: mean ± population standard deviation over n = 3 seeds" in page.words
+    assert "none was chosen on test labels" in page.words
+
+
+def test_a_cell_with_fewer_seeds_says_so(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", PLAIN, keep=lambda cell: cell.seed < 2 or cell.target == "south")
+    assert "n = 2" in page.words
+    assert "15 of 18 cells done, 0 failed, 3 missing" in page.words
+
+
+def test_seconds_and_blends_are_not_ranked(whole: Page) -> None:
+    tables = re.findall(r"<section.*?</section>", whole.source, flags=re.DOTALL)
+    [seconds] = [it for it in tables if "<h2>Seconds</h2>" in it]
+    assert not re.search(r"<strong>|<em>", seconds)
+    assert "6.50 &plusmn; 0.82" in seconds  # 5.5, 6.5, 7.5
+
+
+def test_failures_are_told_in_words_and_missing_cells_counted(tmp_path: Path) -> None:
+    def result(cell: Cell) -> dict[str, Any]:
+        return {"error": "no <such> network"} if cell.method == "lccs" and cell.seed == 0 else invented(cell)
+
+    page = page_of(tmp_path / "run", PLAIN, result=result, keep=lambda cell: cell.seed < 2)
+    assert "8 of 18 cells done, 4 failed, 6 missing" in page.words
+    assert "no <such> network (4 cells: lccs from net to north, k = 1, seed 0; " in page.words
+
+
+def test_a_seed_counts_in_an_average_only_with_all_its_targets(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", PLAIN, keep=lambda cell: (cell.seed, cell.target) != (2, "south"))
+    assert f"LCCS: {over(percents(1)[:2])} at 1, {over(percents(5)[:2])} at 5" in alt(page, "Accuracy in % against k")
+
+
+def test_accuracy_against_k_has_the_rows_without_labels_as_levels(tmp_path: Path) -> None:
+    said = alt(page_of(tmp_path / "run", PLAIN), "Accuracy in % against k")
+    assert f"Source: {over(percents(method='source'))} throughout" in said
+    assert f"LCCS: {over(percents(1))} at 1, {over(percents(5))} at 5" in said
+
+
+def test_a_method_with_and_without_labels_is_a_line_and_a_level(tmp_path: Path) -> None:
+    adabn = '\n[[rows]]\nmethod = "adabn"\nlabel = "AdaBN"\n'
+    page = page_of(tmp_path / "run", HEAD.format(title="x") + adabn + adabn + "shots = [1, 5]\n")
+    said = alt(page, "Accuracy in % against k")
+    assert f"AdaBN: {over(percents(0))} throughout; AdaBN: {over(percents(1))} at 1" in said
+
+
+def test_accuracy_against_batch_size_joins_the_rows_of_one_method(tmp_path: Path) -> None:
+    said = alt(page_of(tmp_path / "run", BATCHES), "Accuracy in % against test batch size")
+    small, large = percents(0, batch=8), percents(0, batch=128)
+    assert f"BN: {over(small)} at 8, {over(large)} at 128" in said
+    assert f"LCCS, k = 5: {over(percents(5))} throughout" in said
+
+
+def test_accuracy_against_alpha_begins_with_the_classes_as_found(tmp_path: Path) -> None:
+    said = alt(page_of(tmp_path / "run", ALPHAS), "Accuracy in % against alpha")
+    assert f"LCCS, k = 5: {over(percents(5))} at 1, {over(percents(5, alpha=10))} at 10" in said
+
+
+def test_methods_that_depend_on_the_batch_have_one_picture_over_alpha_for_each_size(tmp_path: Path) -> None:
+    sizes = ", ".join(f"{{batch_size = {size}, alpha = {alpha}.0}}" for size in (8, 64) for alpha in (1, 10))
+    page = page_of(tmp_path / "run", HEAD.format(title="x") + BN.format(conditions=sizes))
+    assert page.words.count("against alpha") == 2
+    assert "shuffled, batches of 8" in page.words
+    assert "shuffled, batches of 64" in page.words
+
+
+def test_many_rows_are_split_into_readable_pictures_with_lccs_in_each(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", MANY + LCCS.format(shots=[1, 5, 10]))
+    said = [str(it["aria-label"]) for it in page.all("svg") if "against k" in str(it["aria-label"])]
+    assert len(said) == 2
+    assert all(it.count("LCCS: ") == 1 and it.count(" at 10") <= 8 for it in said)
+    assert sum(it.count("row ") for it in said) == 12
+
+
+def test_the_chosen_blends_are_counted_once_for_each_draw_and_target(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", ALPHAS)  # both conditions share a fit
+    said = alt(page, "How often each v was chosen")
+    counts = [1 if it == "once" else int(it) for it in re.findall(r"v = [\d.]+ (once|\d+)", said)]
+    assert sum(counts) == 2 * 3
+    assert "k = 5: v = 0.5 6 times" in said
+
+
+def test_losses_over_v_stand_beside_the_test_score(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", OBJECTIVE, result=lambda cell: invented(cell, by_blend))
+    said = alt(page, "Over the blend v")
+    mean = statistics.fmean(100 * (30 + seed) / PER_CLASS for seed in (0, 1, 2))
+    assert f"On test images the best v is v = 0.5 ({mean:.4g})" in said
+    assert re.search(r"Cross-entropy is least at v = 0.5 \(1\.\d+\); chosen: v = 0.5 6 times", said)
+    assert "Entropy is least at v = 0.5" in said
+
+
+def by_blend(cell: Cell) -> int:
+    return {0.0: 20, 0.5: 30, 1.0: 10}.get(cell.settings.get("init"), 25) + cell.seed
+
+
+def test_weights_of_layers_are_means_over_the_seeds_at_the_largest_k(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", PLAIN)
+    cells = Grid.load(tmp_path / "run" / "grids" / "grid.toml").cells()
+    north = [invented(it)["layers"] for it in cells if (it.method, it.target, it.shots) == ("lccs", "north", 5)]
+    means = [statistics.fmean(layers[f"bn{it}"]["rho"][1] for layers in north) for it in range(4)]
+    said = alt(page, "Weight of the support's standard deviation")
+    assert f"north: {min(means):.3f} to {max(means):.3f}" in said
+
+
+def test_costs_are_seconds_of_adaptation_and_milliseconds_of_an_answer(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", PLAIN)
+    assert "LCCS, k = 5: 6.5" in alt(page, "Seconds of adaptation")  # 5.5, 6.5, 7.5
+    assert "LCCS, k = 5: 3" in alt(page, "Milliseconds for an answer")  # 0.45 s for 150 images
+
+
+def test_an_answer_costs_what_it_does_on_the_largest_stream_of_a_fit(tmp_path: Path) -> None:
+    def result(cell: Cell) -> dict[str, Any]:
+        found = invented(cell)
+        if cell.condition.alpha:  # fewer images counted, but the same predictions and the same clock
+            found["tally"] = [[count // 10 for count in row] for row in found["tally"]]
+        return found
+
+    assert "LCCS, k = 5: 3." in alt(page_of(tmp_path / "run", ALPHAS, result=result), "Milliseconds for an answer")
+
+
+def test_matrices_compare_the_source_with_the_best_row_of_lccs(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", PLAIN)
+    rights = [25 + 5 + seed * 2 + 4 for seed in (0, 1, 2)]
+    percent = 100 * sum(rights) / (3 * PER_CLASS)
+    assert alt(page, "Confusion matrix of LCCS, k = 5 on north").endswith(f": {percent:.1f}% of 450 answers right.")
+    before = 100 * sum(20 + seed * 2 + 4 for seed in (0, 1, 2)) / (3 * PER_CLASS)
+    assert f"ant {before:.1f} {percent:.1f} {percent - before:+.1f}" in page.words
+    assert "LCCS, k = 1 on north" not in page.words
+
+
+@pytest.mark.parametrize(
+    ("count", "numbers", "names", "listed"),
+    [(12, True, True, True), (31, False, False, True), (41, False, False, False)],
+)
+def test_matrices_of_many_classes_say_less(
+    tmp_path: Path, count: int, numbers: bool, names: bool, listed: bool
+) -> None:
+    classes = [f"kind{it}" for it in range(count)]
+    page = page_of(tmp_path / "run", ONE_POINT, result=lambda cell: invented(cell, classes=classes))
+    [svg] = re.findall(r'<svg[^>]*aria-label="Confusion matrix of Source on north.*?</svg>', page.source, re.DOTALL)
+    assert (">52</text>" in svg) == numbers  # 20 + 2 + 4 of 50
+    assert ("kind7<" in svg) == names
+    assert ('<th scope="row">kind7</th>' in page.source) == listed
+
+
+def test_features_are_shown_before_and_after_the_layer(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", FEATURES, result=embedded)
+    assert kinds(page) == {"features"}
+    assert "north, as found, source statistics" in alt(page, "(a) shift: features before")
+    assert alt(page, "(a) shift: features after").endswith("gap 1.50.")
+    assert page.all("table") == []
+    assert "How to read" not in page.words
+    assert page_of(tmp_path / "other", FEATURES, keep=lambda _: False).all("svg") == []
+
+
+def test_the_source_network_beside_a_row_is_its_own(tmp_path: Path) -> None:
+    other = SOURCE.replace('"Source"', '"Other"') + 'source = "stronger"\n'
+    page = page_of(
+        tmp_path / "run",
+        HEAD.format(title="x") + other + SOURCE + LCCS.format(shots=[5]),
+        result=lambda cell: invented(cell, lambda it: 45 if it.source == "stronger" else score_of(it)),
+    )
+    assert "Source on north" in page.words
+    assert "Other on north" not in page.words
+
+
+def test_a_class_without_images_is_left_blank(tmp_path: Path) -> None:
+    def result(cell: Cell) -> dict[str, Any]:
+        found = invented(cell)
+        found["tally"][1] = [0, 0, 0]
+        return found
+
+    assert "bee \N{EN DASH} \N{EN DASH} \N{EN DASH}" in page_of(tmp_path / "run", PLAIN, result=result).words
+
+
+def test_records_of_an_older_version_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    def older(cell: Cell) -> dict[str, Any]:
+        return {key: it for key, it in invented(cell).items() if key not in ("classes", "layers", "versions")}
+
+    assert kinds(page_of(tmp_path / "run", PLAIN, result=older)) == {"k", "v", "adapt", "answer"}
+
+
+def test_losses_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    def result(cell: Cell) -> dict[str, Any]:
+        found = invented(cell)
+        for point in found["notes"]["grid"][:1]:
+            point["loss"] = float("nan")
+        return found
+
+    assert "objective" in kinds(page_of(tmp_path / "run", OBJECTIVE, result=result))
+
+
+def test_names_are_text_whatever_they_contain(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    text = ONE_POINT.replace("One point", evil).replace('"LCCS"', f'"_{evil} $x$"').replace('"Source"', '"源 <b>bold"')
+    text = text.replace('"north"', '"<i>north"').replace("shots = [5]", "shots = [1, 5]")
+    classes = (evil, '"><img src=x onerror=alert(1)>', "_under & <u>line")
+    page = page_of(tmp_path / "<s>run", text, result=lambda cell: invented(cell, classes=classes))
+    assert not {tag for tag, _ in page.elements} & {"script", "b", "i", "img", "s"}
+    assert page.mismatched == []
+    for name in (evil, f"_{evil} $x$", "源 <b>bold", "<i>north", *classes, "<s>run"):
+        assert name in page.words
+
+
+def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FewshiftError, match="there is no run in"):
+        run_page(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,596 @@
+"""Judged cells: supports spoilt on purpose, networks at home, the guard's verdict beside the truth, and the report."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from fewshift import FewshiftError, adapt
+from fewshift.core.support import Support, draw_support
+from fewshift.images.preprocess import Preprocess
+from fewshift.lab.bench import trust, workshop
+from fewshift.lab.bench.cell import OWN_SOURCE, Cell, hashed
+from fewshift.lab.bench.condition import Condition
+from fewshift.lab.bench.features import GRIDS
+from fewshift.lab.bench.flaws import FLAWS, spoilt
+from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.page import run_page
+from fewshift.lab.bench.results import outcomes, table_of
+from fewshift.lab.bench.run import Workshop, run, split
+from fewshift.lab.bench.trust import Trial, goals, listing, summed
+from fewshift.lab.datasets import digits
+from fewshift.lab.datasets.catalog import COLLECTIONS
+from fewshift.lab.datasets.copies import load_validation
+from fewshift.methods.lccs import LCCS
+from fewshift.models.libraries import Card, Loaded, read_card
+from fewshift.report import figures
+from fewshift.report.tables import Listing, listing_latex, listing_markdown
+from fewshift.trust.guard import Verdict
+from tests.helpers.networks import make_tiny
+from tests.lab.bench.test_bench import DOMAIN, tiny_workshop
+from tests.lab.bench.test_page import fill, invented
+from tests.report.test_pages import Page
+
+# --- flaws
+
+LABELS = torch.arange(7).repeat(40)
+DRAWN = draw_support(LABELS, 5, 3)
+
+
+def spoilt_by_hand(flaw: str, seed: int) -> tuple[list[int], list[int]]:
+    """The same again, with the dice thrown in the same order."""
+    dice = torch.Generator().manual_seed(1000 + seed)
+    pairs = [(index, int(LABELS[index])) for index in DRAWN.tolist()]
+    if flaw == "wrong labels":
+        wrong = torch.randperm(35, generator=dice)[:14].tolist()
+        steps = torch.randint(1, 7, (14,), generator=dice).tolist()
+        moved = dict(zip(wrong, steps, strict=True))
+        pairs = [(index, (label + moved.get(place, 0)) % 7) for place, (index, label) in enumerate(pairs)]
+    if flaw == "class missing":
+        gone = int(torch.randint(0, 7, (1,), generator=dice))
+        pairs = [pair for pair in pairs if pair[1] != gone]
+    if flaw == "two classes":
+        two = torch.randperm(7, generator=dice)[:2].tolist()
+        pairs = [pair for pair in pairs if pair[1] in two]
+    return [index for index, _ in pairs], [label for _, label in pairs]
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_support_is_spoilt_by_its_seed_alone(flaw, seed):
+    drawn, given = spoilt(DRAWN, LABELS[DRAWN], flaw, 7, seed)
+    assert (drawn.tolist(), given.tolist()) == spoilt_by_hand(flaw, seed)
+
+
+def test_wrong_labels_are_two_of_five_and_none_is_right_by_chance():
+    drawn, given = spoilt(DRAWN, LABELS[DRAWN], "wrong labels", 7, 0)
+    assert torch.equal(drawn, DRAWN)
+    assert int((given != LABELS[DRAWN]).sum()) == 14 == round(0.4 * 35)
+    assert set(given.tolist()) <= set(range(7))
+
+
+def test_classes_that_were_never_there_are_not_the_ones_that_go_missing():
+    there = DRAWN[torch.isin(LABELS[DRAWN], torch.tensor([1, 4, 6]))]
+    for seed in range(10):
+        assert len(spoilt(there, LABELS[there], "class missing", 7, seed)[1].unique()) == 2
+        assert len(spoilt(there, LABELS[there], "two classes", 7, seed)[1].unique()) == 2
+
+
+def test_a_flaw_that_does_not_exist_is_named():
+    with pytest.raises(FewshiftError, match="flaw='blur' is unknown: choose one of wrong labels, class missing"):
+        spoilt(DRAWN, LABELS[DRAWN], "blur", 7, 0)
+
+
+# --- cells
+
+FAST = {"epochs": 1, "grid": 2, "classifier": "evidence", "classifier_epochs": 1}
+CELL = Cell("toy", "tiny", "place", "lccs", FAST, shots=5, largest_support=5, validate="cv")
+
+
+def test_what_is_not_asked_for_leaves_no_trace_in_a_key():
+    plain = replace(CELL, validate=None)
+    old = {key: value for key, value in plain.to_json().items() if key not in ("flaw", "validate")}
+    assert plain.key == hashed(old)
+    assert Cell.from_json(old).key == plain.key
+    keys = {plain.key, CELL.key, replace(CELL, flaw="two classes").key, replace(plain, flaw="two classes").key}
+    assert len(keys) == 4
+    assert Cell.from_json(CELL.to_json()).key == CELL.key
+
+
+def accuracy(model: torch.nn.Module, cell: Cell = CELL) -> float:
+    test = split(DOMAIN, cell)[1]
+    with torch.no_grad():
+        return float((model(DOMAIN.pictures[test]).argmax(1) == DOMAIN.labels[test]).double().mean())
+
+
+@pytest.mark.parametrize("flaw", [None, "wrong labels", "two classes"])
+def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(flaw):
+    cell = replace(CELL, flaw=flaw)
+    result = run(cell, tiny_workshop())
+    drawn = draw_support(DOMAIN.labels, 5, 0)
+    labels = DOMAIN.labels[drawn]
+    if flaw:
+        drawn, labels = spoilt(drawn, labels, flaw, 3, 0)
+        assert result["support_labels"] == labels.tolist()
+    expected = adapt(make_tiny(), Support(DOMAIN.pictures[drawn], labels), method=LCCS(**FAST))
+    told = result["trust"]
+    assert told["accuracy"] == pytest.approx(
+        {
+            "source": accuracy(make_tiny()),
+            "candidate": accuracy(expected.candidate),
+            "returned": accuracy(expected.model),
+        }
+    )
+    assert result["accuracy"] == pytest.approx(told["accuracy"]["returned"])
+    assert (told["accepted"], told["reason"]) == (expected.accepted, expected.reason)
+    assert told["gain"]["point"] == pytest.approx(expected.gain.point)
+    assert told["gain"]["low"] == pytest.approx(expected.gain.low)
+    assert (told["gain"]["images"], told["gain"]["wins"]) == (len(drawn), expected.gain.wins)
+    assert told["classifier"] == expected.notes["classifier"]
+    assert result["support"] == drawn.tolist()
+    assert not set(result["support"]) & set(split(DOMAIN, cell)[1].tolist())
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_what_the_guard_refuses_is_answered_by_the_source_network(monkeypatch):
+    monkeypatch.setattr("fewshift.api.decide", lambda *_, **__: Verdict(False, "rejected: a test"))
+    result = run(CELL, tiny_workshop())
+    source = run(replace(CELL, method="source", settings={}, shots=None, validate=None), tiny_workshop())
+    for score in ("accuracy", "macro_f1", "macro_f1_with_support", "tally"):
+        assert result[score] == source[score]
+    told = result["trust"]["accuracy"]
+    assert told["returned"] == told["source"] == source["accuracy"] != told["candidate"]
+    assert result["trust"]["accepted"] is False
+
+
+def test_accuracies_are_those_of_the_images_that_the_scores_are_of():
+    cell = replace(CELL, condition=Condition("sequential", 10, 8))
+    result = run(cell, tiny_workshop())
+    assert sum(result["realised_counts"]) < len(split(DOMAIN, cell)[1])  # a long tail leaves images out
+    assert result["trust"]["accuracy"]["returned"] == pytest.approx(result["accuracy"])
+
+
+def test_the_source_network_is_asked_about_an_image_once():
+    asked: list[list[int]] = []
+
+    def ask(indices: torch.Tensor) -> torch.Tensor:
+        asked.append(indices.tolist())
+        return torch.stack([indices, indices + 1], 1).double()
+
+    shop = tiny_workshop()
+    for wanted in ([3, 1, 2], [2, 4, 3]):
+        found = shop.source_answers(CELL, torch.tensor(wanted), ask)
+        assert found.tolist() == [[it, it + 1] for it in wanted]
+    assert asked == [[3, 1, 2], [4]]
+    shop.source_answers(replace(CELL, target="elsewhere"), torch.tensor([1]), ask)
+    assert asked[-1] == [1]
+
+
+def test_answers_that_are_kept_change_no_result():
+    shop = tiny_workshop()
+    run(replace(CELL, shots=1), shop)
+    together, alone = run(replace(CELL, seed=1), shop), run(replace(CELL, seed=1), tiny_workshop())
+    assert together["trust"] == alone["trust"]
+    assert together["tally"] == alone["tally"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "sentence"),
+    [
+        (replace(CELL, method="adabn", settings={}, shots=None), "there is no support to spoil or to judge by"),
+        (replace(CELL, flaw="blur"), "flaw='blur' is unknown"),
+    ],
+)
+def test_a_cell_that_cannot_be_judged_says_why(cell, sentence):
+    with pytest.raises(FewshiftError, match=sentence):
+        run(cell, tiny_workshop())
+
+
+def test_pixels_are_not_judged_here():
+    shop = Workshop(lambda _: make_tiny(), lambda _: DOMAIN, lambda _: object())
+    with pytest.raises(FewshiftError, match="labels for pixels"):
+        run(CELL, shop)
+
+
+# --- a network at home
+
+PACS = COLLECTIONS["pacs"]
+SMALL = Preprocess(6, 6, (0.5,) * 3, (0.5,) * 3)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """Two domains of PACS with a list each, whose labels are from 1 and whose images have another ending by now."""
+    (tmp_path / "pacs_splits").mkdir()
+    for shade, domain in enumerate(("cartoon", "sketch")):
+        lines = []
+        for number, label in enumerate((7, 1, 2)):
+            file = tmp_path / "pacs" / domain / PACS.classes[label - 1] / f"{number}.jpg"
+            file.parent.mkdir(parents=True)
+            Image.new("RGB", (6, 6), (40 * label, 100 * shade, 0)).save(file)
+            lines.append(f"{domain}/{PACS.classes[label - 1]}/{number}.png {label}\n")
+        (tmp_path / "pacs_splits" / f"{domain}_crossval_kfold.txt").write_text("".join(lines))
+    return tmp_path
+
+
+def test_a_published_list_tells_which_images_were_not_trained_on(copy):
+    found = load_validation("pacs", "sketch", copy, SMALL)
+    assert found.labels.tolist() == [6, 0, 1]
+    assert [file.name for file in found.source] == ["0.jpg", "1.jpg", "2.jpg"]
+    assert load_validation("pacs", "sketch", copy / "pacs", SMALL).source == found.source  # its own folder, given
+    (copy / "pacs_splits" / "sketch_crossval_kfold.txt").unlink()
+    with pytest.raises(FewshiftError, match=r"sketch_crossval_kfold.txt is not in .*pacs_splits: put it there"):
+        load_validation("pacs", "sketch", copy, SMALL)
+    with pytest.raises(FewshiftError, match=r"'photo' of PACS .* is not in"):
+        load_validation("pacs", "photo", copy, SMALL)
+    with pytest.raises(FewshiftError, match="Office-31 has no published validation lists"):
+        load_validation("office31", "dslr", copy, SMALL)
+
+
+def test_a_card_tells_which_domains_are_a_networks_own(tmp_path):
+    card = tmp_path / "net.json"
+    card.write_text(json.dumps({"sources": ["sketch", "photo"], "recipe": {"held_out": 0.1}}))
+    assert (read_card(card).sources, read_card(card).held_out) == (("sketch", "photo"), 0.1)
+    card.write_text(json.dumps({"sources": "all of them", "recipe": "mine"}))  # a note
+    assert (read_card(card).sources, read_card(card).held_out) == ((), None)
+
+
+def test_at_home_a_network_has_the_lists_of_its_own_domains_one_after_the_other(copy, monkeypatch):
+    (copy / "net.json").write_text(json.dumps({"sources": ["sketch", "cartoon"]}))
+    monkeypatch.setattr(workshop.models, "load", lambda *_: Loaded(make_tiny(7), SMALL, PACS.classes, "net"))
+    shop = workshop.open_workshop(str(copy), str(copy))
+    found = shop.domain(Cell("pacs", "net", OWN_SOURCE, "source"))
+    assert found.labels.tolist() == [6, 0, 1] * 2
+    expected = [load_validation("pacs", name, copy, SMALL) for name in ("cartoon", "sketch")]
+    every = torch.arange(3)
+    assert torch.equal(found.images(torch.arange(6)), torch.cat([it.images(every) for it in expected]))
+
+
+def test_a_list_that_the_card_names_comes_before_published_ones(copy, monkeypatch):
+    (copy / "seen-by-nobody.txt").write_text("sketch/person/0.jpg 6\ncartoon/elephant/2.jpg 1\n")
+    (copy / "net.json").write_text(json.dumps({"sources": ["sketch"], "validation": "seen-by-nobody.txt"}))
+    monkeypatch.setattr(workshop.models, "load", lambda *_: Loaded(make_tiny(7), SMALL, PACS.classes, "net"))
+    found = workshop.open_workshop(str(copy), str(copy)).domain(Cell("pacs", "net", OWN_SOURCE, "source"))
+    assert found.labels.tolist() == [6, 1]
+
+
+def test_what_training_set_aside_is_at_home():
+    found = workshop.held_out("digits", Card(sources=("uci",), held_out=0.2), None, None)
+    assert torch.equal(found.labels, digits.split("uci")[1][1])
+
+
+@pytest.mark.parametrize("place", ["mnist", "uci"])
+def test_digits_at_home_are_those_the_network_never_saw(place):
+    found = workshop.open_workshop(None, None).domain(Cell("digits", place, OWN_SOURCE, "source"))
+    images, labels = digits.split(place)[1]
+    assert torch.equal(found.labels, labels)
+    torch.testing.assert_close(found.images(torch.arange(9)), digits.normalise(images[:9]))
+
+
+@pytest.mark.parametrize(
+    ("card", "sentence"),
+    [
+        (Card(), "does not say on which domains of PACS it was trained: add them to a card beside its weights"),
+        (Card(path=Path("net.json"), sources=("north",)), "add them to net.json, such as"),
+        (Card(path=Path("net.json"), sources=("photo",), held_out=0.0), "every source image was trained on"),
+    ],
+)
+def test_a_network_that_cannot_be_at_home_says_why(card, sentence):
+    with pytest.raises(FewshiftError, match=sentence):
+        workshop.held_out("pacs", card, None, None)
+
+
+# --- grids
+
+GRID = """title = "Toy"
+dataset = "toy"
+source = "net-{target}"
+targets = ["north", "south"]
+seeds = [0, 1]
+validate = "cv"
+"""
+SHIFT = '\n[[rows]]\nmethod = "lccs"\nlabel = "shift"\nshots = [1, 5]\n'
+AT_HOME = '\n[[rows]]\nmethod = "lccs"\nlabel = "no shift"\nshots = [5]\ntarget = "its own source"\n'
+SPOILT = '\n[[rows]]\nmethod = "lccs"\nlabel = "wrong"\nshots = [5]\nflaw = "wrong labels"\n'
+SOURCE = '\n[[rows]]\nmethod = "source"\nlabel = "source"\n'
+TRUST = GRID + SHIFT + AT_HOME + SPOILT + SOURCE
+
+
+def load(folder: Path, text: str) -> Grid:
+    (folder / "g.toml").write_text(text)
+    return Grid.load(folder / "g.toml")
+
+
+def test_rows_say_how_they_are_spoilt_and_judged_and_where_their_network_is_used(tmp_path):
+    grid = load(tmp_path, TRUST)
+    shift, home, wrong, source = (grid.cells_of(row) for row in grid.rows)
+    assert {(it.source, it.target) for it in shift} == {("net-north", "north"), ("net-south", "south")}
+    assert {(it.source, it.target) for it in home} == {("net-north", OWN_SOURCE), ("net-south", OWN_SOURCE)}
+    assert {it.flaw for it in wrong} == {"wrong labels"}
+    assert {it.flaw for it in shift + home + source} == {None}
+    assert {it.validate for it in shift + home + wrong} == {"cv"}
+    assert {it.validate for it in source} == {None}  # there is nothing to judge
+    assert {it.validate for it in load(tmp_path, TRUST.replace('validate = "cv"\n', "")).cells()} == {None}
+    alone = load(tmp_path, TRUST.replace('validate = "cv"\n', "").replace('label = "shift"', 'validate = "cv"'))
+    assert [{it.validate for it in alone.cells_of(row)} for row in alone.rows] == [{"cv"}, {None}, {None}, {None}]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('flaw = "wrong labels"', 'flaw = "blur"', "flaw = 'blur': give 'wrong labels' or 'class missing'"),
+        ('flaw = "wrong labels"', "flaw = []", "give 'wrong labels' or"),
+        ('target = "its own source"', 'target = "south"', "target = 'south': give 'its own source'"),
+        ('validate = "cv"', 'validate = "twice"', "validate = 'twice': give 'cv'"),
+        ('method = "source"', 'method = "source"\nvalidate = "cv"', "with validate and without shots"),
+        ('method = "source"', 'method = "source"\nflaw = "two classes"', "with flaw and without shots"),
+        ('dataset = "toy"', 'dataset = "camvid"', "has validate, which works with labels for images"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_named(tmp_path, old, new, sentence):
+    with pytest.raises(FewshiftError, match=sentence):
+        load(tmp_path, TRUST.replace(old, new, 1))
+
+
+def test_rows_with_other_test_images_or_spoilt_supports_are_not_ranked_together(tmp_path):
+    shift, _, home, wrong, _ = table_of(load(tmp_path, TRUST), {}).lines
+    assert len({shift.among, home.among, wrong.among}) == 3
+
+
+@pytest.mark.parametrize(("name", "targets"), [("trust", 4), ("trust_digits", 2)])
+def test_the_trust_grids_have_every_condition_five_times_per_target(name, targets):
+    grid = Grid.load(GRIDS / f"{name}.toml")
+    assert (len(grid.seeds), len(grid.places), grid.max_test, grid.largest_support) == (5, targets, 800, 10)
+    told = {row.label: (row.target, row.flaw, row.shots) for row in grid.rows}
+    assert told == {
+        "shift": ("", "", (1, 5, 10)),
+        "no shift": (OWN_SOURCE, "", (1, 5, 10)),
+        **{flaw: ("", flaw, (5,)) for flaw in FLAWS},
+    }
+    cells = grid.cells()
+    assert len(cells) == 9 * 5 * targets
+    assert all((it.validate, it.build()) == ("cv", LCCS(classifier="evidence")) for it in cells)
+
+
+# --- what trials amount to
+
+
+def trial(gain: float, estimate: float | None = 0.0, half: float = 5.0, **other: Any) -> Trial:
+    """A source network with 50 %, a gain of so many points, and an interval of ± `half` around the estimate."""
+    accepted = other.pop("accepted", True)
+    ends = {} if estimate is None else {"low": estimate - half, "high": estimate + half}
+    facts = {"condition": "shift", "shots": 5, "target": "north", "seed": 0, **other}
+    return Trial(
+        **facts,
+        source=50,
+        candidate=50 + gain,
+        returned=50 + gain * accepted,
+        accepted=accepted,
+        estimate=estimate,
+        **ends,
+    )
+
+
+TRIALS = [
+    trial(20, 18),  # kept, covered
+    trial(10, 2, accepted=False),  # a gain refused, not covered
+    trial(-4, -6, accepted=False, condition="no shift"),  # a harm refused, covered
+    trial(-3, 1, accepted=True, condition="no shift"),  # a harm let through, covered
+    trial(-1, None, accepted=True, condition="no shift"),  # one point is not more than one point
+]
+
+
+def test_numbers_of_known_trials_are_known():
+    found = summed(TRIALS)
+    assert (found.runs, found.accepted, found.harmful, found.let_through) == (5, 3, 2, 1)
+    assert found.let_through_share == pytest.approx(20)
+    assert found.attainable == pytest.approx(30)
+    assert found.kept_share == pytest.approx(100 * (20 - 3 - 1) / 30)
+    assert (found.covered, found.intervals, found.coverage) == (3, 4, 75)
+    assert found.estimates == (18, 2, -6, 1)
+
+
+def test_a_point_is_a_point_whatever_floating_point_makes_of_it():
+    lost = replace(trial(0), source=100 * (11 / 700), candidate=100 * (4 / 700))  # seven of 700
+    assert lost.candidate - lost.source < -1  # it makes more of it
+    assert not lost.harmful
+    assert replace(lost, candidate=100 * (3 / 700)).harmful
+    assert replace(lost, low=-1.0, high=0.0).covered
+
+
+def test_a_perfect_guard_keeps_everything_and_no_guard_keeps_the_harm_too():
+    gains = [5, -2, 0, 7.5, -8]
+    perfect = summed([trial(it, accepted=it > 0) for it in gains])
+    careless = summed([trial(it) for it in gains])
+    assert (perfect.kept_share, perfect.let_through) == (100, 0)
+    assert (careless.kept_share, careless.let_through) == (pytest.approx(100 * 2.5 / 12.5), 2)
+
+
+def test_goals_are_met_missed_or_open():
+    assert [it.met for it in goals(summed(TRIALS))] == [False, False, False]
+    good = [trial(4, 4)] * 90 + [trial(4, 40)] * 10
+    assert [it.met for it in goals(summed(good))] == [True, True, True]
+    assert [it.met for it in goals(summed([trial(4, 4)] * 10))] == [True, True, False]  # too wide is no virtue
+    assert [it.met for it in goals(summed([trial(-0.5, None)]))] == [True, None, None]
+    passed, kept, coverage = (it.sentence for it in goals(summed(TRIALS)))
+    assert passed.startswith("Missed: harmful adaptations were let through in 1 of 5 runs (20.0 %), at most 2 %")
+    assert kept.startswith("Missed: 53.3 % of the attainable gain was kept, at least 90 %")
+    assert coverage == "Missed: the 90 % intervals held the true gain in 3 of 4 runs (75.0 %), 85 to 95 % are wanted."
+
+
+def test_the_two_per_cent_are_of_all_runs_and_include_two_per_cent():
+    runs = [trial(4, 4)] * 49
+    assert goals(summed([*runs, trial(-2)]))[0].met
+    assert not goals(summed([*runs[1:], trial(-2)]))[0].met
+
+
+def test_a_listing_has_a_line_for_each_condition_and_k_and_one_for_all():
+    found = listing("Toy", [*TRIALS, trial(2, 2, shots=1)])
+    assert [line[:3] for line in found.lines] == [
+        ("shift", "5", "2"),
+        ("no shift", "5", "3"),
+        ("shift", "1", "1"),
+        ("all", "", "6"),
+    ]
+    line = dict(zip(found.columns, found.lines[0], strict=True))
+    assert (line["source accuracy"], line["true gain, candidate"]) == ("50.0 ± 0.0", "+15.0 ± 5.0")
+    assert (line["true gain, returned"], line["estimated gain"]) == ("+10.0 ± 10.0", "+10.0 ± 8.0")
+    assert (line["accepted"], line["harmful candidates"], line["harmful let through"]) == ("50.0 %", "0", "0 (0.0 %)")
+    assert (line["gain kept"], line["coverage"]) == ("66.7 %", "50.0 %")
+    assert dict(zip(found.columns, found.lines[1], strict=True))["gain kept"] == "-"  # there was none
+    assert len(found.sentences) == 3
+
+
+def test_a_listing_is_a_table_in_markdown_and_latex_whatever_its_words_are():
+    odd = Listing("T|t", "Numbers in %.", ("a|b", "n"), (("x & y", "1.0 ± 0.5"),), ("Met: 50 % of 2.",))
+    text = listing_markdown(odd)
+    assert text.startswith("### T\\|t\n\nNumbers in %.\n\n| a\\|b | n |\n|---|---|\n| x &amp; y | 1.0 ± 0.5 |\n")
+    assert text.endswith("\n- Met: 50 % of 2.\n")
+    body = listing_latex(odd)
+    assert r"x \& y & 1.0 $\pm$ 0.5 \\" in body
+    assert body.startswith("% Numbers in %.\n% Met: 50 % of 2.\n\\begin{tabular}{lc}\n")
+
+
+def test_every_trial_is_in_the_csv_with_all_its_numbers():
+    rows = list(csv.DictReader(trust.comma_separated(TRIALS).splitlines()))
+    assert len(rows) == 5
+    assert rows[1] | {} == {
+        "condition": "shift",
+        "k": "5",
+        "target": "north",
+        "seed": "0",
+        "source": "50",
+        "candidate": "60",
+        "returned": "50",
+        "accepted": "False",
+        "estimate": "2",
+        "low": "-3.0000",
+        "high": "7.0000",
+    }
+    assert rows[4]["estimate"] == ""
+
+
+def test_json_has_the_numbers_behind_the_words():
+    told = json.loads(json.dumps(trust.plain(TRIALS), allow_nan=False))
+    assert [it["condition"] for it in told["lines"]] == ["shift", "no shift"]
+    assert told["all"]["candidate_gain"] == {
+        "mean": pytest.approx(4.4),
+        "spread": pytest.approx(9.26, abs=0.01),
+        "n": 5,
+    }
+    assert told["lines"][1]["kept_share"] is None
+    assert [it["met"] for it in told["goals"]] == [False, False, False]
+
+
+def test_the_picture_shows_every_estimate_beside_the_truth():
+    [picture] = trust.picture(TRIALS, "key-")
+    assert "shift: 2 runs, true +15.0 ± 5.0, estimated +10.0 ± 8.0; no shift: 2 runs" in picture.svg
+    assert "3 of 4 intervals (75.0 %) hold the true gain" in picture.caption
+    assert "true gain, points" in picture.svg
+    assert trust.picture([trial(1, None)], "key-") == []
+    assert trust.picture(TRIALS, "key-") == [picture]
+
+
+def test_estimates_are_drawn_on_one_scale_up_and_across():
+    one = figures.estimates(
+        {"a": [figures.Estimate(0, 10, -100, 100)]},
+        across="x",
+        label="y",
+        key="k",
+        alt="an estimate of ten for nothing",
+    )
+    assert "\N{MINUS SIGN}2" in one or "0.0" in one  # 0 to 10 with a margin: the interval does not set the scale
+    assert "100" not in re.findall(r">([^<]+)</text>", one)
+
+
+# --- the report
+
+
+def judged(cell: Cell) -> dict[str, Any]:
+    """A result as a run would write it: at home 4 points are lost and seed 1 lets them be, elsewhere 12 are gained."""
+    found = invented(cell)
+    if cell.validate is None:
+        return found
+    home = cell.target == OWN_SOURCE
+    gain = -0.04 if home else 0.12
+    accepted = not home or cell.seed == 1
+    right = {"source": 0.5, "candidate": 0.5 + gain, "returned": 0.5 + gain * accepted}
+    estimate = {"point": 10.0, "low": -5.0, "high": 15.0, "images": 15, "weak": False}
+    told = {"accuracy": right, "accepted": accepted, "reason": "so", "gain": None if cell.flaw else estimate}
+    return found | {"trust": told, "accuracy": right["returned"]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return fill(tmp_path / "run", "toy", TRUST, result=judged)
+
+
+def test_trials_are_read_from_records_and_a_cell_in_two_columns_counts_once(tmp_path):
+    one_network = TRUST.replace("net-{target}", "net")
+    grid = load(tmp_path, one_network)
+    records = {cell.key: {"result": judged(cell)} for cell in grid.cells()}
+    found = trust.trials(outcomes(grid, records))
+    assert len([it for it in found if it.condition == "no shift"]) == 2  # seeds
+    assert len(found) == 2 + 2 * 2 * 3
+    first = found[0]
+    assert (first.source, first.gain, first.kept, first.estimate, first.high) == (50, 12, 12, 10, 15)
+
+
+def test_the_page_tells_the_goals_and_shows_the_estimates(folder):
+    page = Page(run_page(folder))
+    assert (page.mismatched, page.open) == ([], [])
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert (
+        "Missed: harmful adaptations were let through in 2 of 16 runs (12.5 %), at most 2 % are wanted." in page.words
+    )
+    assert "Met: 94.4 % of the attainable gain was kept" in page.words  # (12 * 12 - 2 * 4) / (12 * 12)
+    assert "Adaptations judged" in page.words
+    assert "All grids" not in page.words
+    [alt] = [str(it["aria-label"]) for it in page.all("svg") if "Estimated against" in str(it["aria-label"])]
+    assert "no shift: 4 runs, true -4.0 ± 0.0, estimated +10.0 ± 0.0" in alt
+    assert "source on north: for each true class" in page.words
+    assert not re.search(r"shift, k = \d on", page.words)  # at home it would be another place's matrix
+
+
+def test_the_report_command_prints_and_writes_what_was_found(command, folder):
+    said = command("report", folder)
+    assert said.code == 0
+    assert "### Toy: adaptations judged" in said.stdout
+    line = next(it for it in said.stdout.splitlines() if it.startswith("| no shift | 5 | 4 |"))
+    assert line.split(" | ")[3:] == [
+        "50.0 ± 0.0", "-4.0 ± 0.0", "-2.0 ± 2.0", "+10.0 ± 0.0", "50.0 %", "4", "2 (50.0 %)", "-", "100.0 % |",
+    ]  # fmt: skip
+    assert "- Missed: harmful adaptations were let through in 2 of 16 runs" in said.stdout
+    names = sorted(file.name for file in (folder / "tables").iterdir())
+    assert names == ["toy-judged.csv", "toy-judged.md", "toy-judged.tex", "toy.csv", "toy.md", "toy.tex"]
+    assert len((folder / "tables" / "toy-judged.csv").read_text().splitlines()) == 1 + 16
+    assert not (folder / "judged.md").exists()
+    told = json.loads(command("report", folder, "--json").stdout)
+    assert told["judged"]["toy"]["all"]["runs"] == 16
+    assert "judged_together" not in told
+
+
+def test_several_grids_are_told_together_too(command, folder):
+    fill(folder, "other", TRUST.replace("net-{target}", "other-{target}"), result=judged)
+    said = command("report", folder)
+    assert "### All grids: adaptations judged" in said.stdout
+    assert "let through in 4 of 32 runs (12.5 %)" in said.stdout
+    assert "4 of 32 runs" in (folder / "judged.md").read_text()
+    assert "4 of 32 runs" in Page(folder / "report.html").words
+    assert json.loads(command("report", folder, "--json").stdout)["judged_together"]["all"]["runs"] == 32
+
+
+def test_grids_without_judged_cells_are_reported_as_ever(command, tmp_path):
+    run_folder = fill(tmp_path / "run", "plain", GRID.replace('validate = "cv"\n', "") + SHIFT)
+    assert "adaptations judged" not in command("report", run_folder).stdout
+    assert "judged" not in json.loads(command("report", run_folder, "--json").stdout)
+    assert "Adaptations judged" not in Page(run_folder / "report.html").words

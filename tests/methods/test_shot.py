@@ -1,0 +1,333 @@
+"""SHOT: its two pure functions against naive loops, the invariants of its card, its promises."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
+
+from fewshift import FewshiftError, Network, Target
+from fewshift.core.support import Unlabelled
+from fewshift.methods.shot import SHOT, information_loss, pseudo_labels
+from tests.helpers.networks import make_support, make_tiny, same_state, state, unsettle
+
+QUICK = SHOT(epochs=2, batch_size=8)
+IMAGES = make_support().images  # 15
+
+
+def target(images=IMAGES, augment=None):
+    return Target(unlabelled=Unlabelled(images, augment))
+
+
+def changed(method, model=None, seed=0, **kwargs):
+    """The names of the tensors that differ afterwards."""
+    model = model or make_tiny()
+    before, after = state(model), state(method.adapt(model, target(**kwargs), seed))
+    assert before.keys() == after.keys()
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+# the pure functions
+
+
+def naive_labels(features, probabilities, threshold, rounds):
+    """The card word by word: append 1, unit length, soft centroids, nearest by cosine distance; again with labels."""
+    n, classes = probabilities.shape
+    points = []
+    for row in features.double().tolist():
+        length = math.sqrt(1 + sum(value * value for value in row))
+        points.append([value / length for value in (*row, 1.0)])
+    weights = probabilities.double().tolist()
+    counts = [0] * classes
+    for row in weights:
+        counts[row.index(max(row))] += 1
+    for _ in range(rounds):
+        labels = []
+        for point in points:
+            distances = {}
+            for c in range(classes):
+                total = sum(weights[i][c] for i in range(n))
+                if counts[c] <= threshold or total == 0:
+                    continue
+                centre = [sum(weights[i][c] * points[i][d] for i in range(n)) / total for d in range(len(point))]
+                length = math.sqrt(sum(value * value for value in centre))
+                distances[c] = 1 - sum(a * b for a, b in zip(point, centre, strict=True)) / length
+            labels.append(min(distances, key=distances.get))
+        weights = [[float(label == c) for c in range(classes)] for label in labels]
+    return labels
+
+
+def cloud(seed, n=40, classes=5, width=7):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, width, generator=generator)
+    return features, (3 * torch.randn(n, classes, generator=generator)).softmax(1)
+
+
+@pytest.mark.parametrize("threshold", [0, 5, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_agree_with_a_naive_loop(seed, threshold):
+    features, probabilities = cloud(seed)
+    assert pseudo_labels(features, probabilities, threshold).tolist() == naive_labels(
+        features, probabilities, threshold, rounds=2
+    )
+
+
+def test_labels_do_not_depend_on_the_order_of_the_images():
+    features, probabilities = cloud(0)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(
+        pseudo_labels(features[order], probabilities[order]), pseudo_labels(features, probabilities)[order]
+    )
+
+
+def test_with_perfectly_separated_features_the_second_round_repeats_the_first():
+    truth = torch.arange(4).repeat(6)
+    features = 10 * F.one_hot(truth, 4).float() + 0.1 * cloud(2, 24, 4, 4)[0]
+    probabilities = (4 * F.one_hot(truth, 4).float()).softmax(1)
+    assert naive_labels(features, probabilities, 0, rounds=1) == truth.tolist()
+    assert torch.equal(pseudo_labels(features, probabilities), truth)
+
+
+def test_labels_can_differ_from_predictions():
+    features, probabilities = cloud(0)
+    assert not torch.equal(pseudo_labels(features, probabilities), probabilities.argmax(1))
+
+
+def test_a_class_that_nothing_is_predicted_to_be_is_not_given():
+    features, probabilities = cloud(3)
+    probabilities[:, 2] = 0
+    assert 2 not in pseudo_labels(features, probabilities)
+
+
+def test_a_class_left_empty_by_the_first_round_does_not_attract_in_the_second():
+    """An empty class has no centroid; taken as zeros it would be nearer than every centroid at an obtuse angle."""
+    generator = torch.Generator().manual_seed(41)  # found by trial: class 2 is predicted, then left empty
+    features, probabilities = 10 * torch.randn(8, 2, generator=generator), torch.randn(8, 4, generator=generator)
+    probabilities = probabilities.softmax(1)
+    assert 2 in probabilities.argmax(1)
+    assert 2 not in naive_labels(features, probabilities, 0, rounds=1)
+    assert pseudo_labels(features, probabilities).tolist() == [1, 0, 1, 1, 0, 0, 0, 1]
+
+
+def test_a_threshold_that_no_class_passes_is_refused():
+    with pytest.raises(FewshiftError, match=r"^no class has more than 40 predicted images: lower threshold$"):
+        pseudo_labels(*cloud(0), threshold=40)
+
+
+def test_uniform_predictions_have_entropy_log_k_diversity_minus_log_k_and_sum_zero():
+    assert float(information_loss(torch.zeros(8, 5))) == pytest.approx(0, abs=1e-6)
+    certain_and_diverse = 50 * torch.eye(5)
+    assert float(information_loss(certain_and_diverse)) == pytest.approx(-math.log(5), abs=1e-4)
+    certain_and_alike = 50 * torch.eye(5)[torch.zeros(5, dtype=torch.long)]
+    assert float(information_loss(certain_and_alike)) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_information_loss_agrees_with_a_naive_loop():
+    logits = 3 * torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
+    rows = [[math.exp(v) / sum(math.exp(w) for w in row) for v in row] for row in logits.tolist()]
+    single = sum(-sum(p * math.log(p + 1e-5) for p in row) for row in rows) / 6
+    mean = [sum(row[c] for row in rows) / 6 for c in range(4)]
+    expected = single + sum(p * math.log(p + 1e-5) for p in mean)
+    assert float(information_loss(logits)) == pytest.approx(expected, abs=1e-12)
+
+
+# the method
+
+
+def naive_epochs(model, images, epochs, lr):
+    """Full-batch SHOT on the tiny network with hand-made Nesterov momentum; clustering by the naive loop."""
+    model = copy.deepcopy(model).double()
+    images = images.double()
+    tensors = [tensor for name, tensor in model.named_parameters() if not name.startswith("fc.")]
+    velocity = [torch.zeros_like(tensor) for tensor in tensors]
+    entered = []
+    model.fc.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+    for t in range(epochs):
+        model.eval()
+        with torch.no_grad():
+            p = model(images).softmax(1)
+        labels = torch.tensor(naive_labels(entered[-1], p, 0, rounds=2))
+        model.bn1.train()
+        model.bn2.train()
+        logits = model(images)
+        p = logits.softmax(1)
+        mean = p.mean(0)
+        loss = -(p * (p + 1e-5).log()).sum(1).mean() + (mean * (mean + 1e-5).log()).sum()
+        loss = loss + 0.3 * F.cross_entropy(logits, labels)
+        rate = lr * (1 + 10 * t / epochs) ** -0.75
+        with torch.no_grad():
+            for tensor, v, gradient in zip(tensors, velocity, torch.autograd.grad(loss, tensors), strict=True):
+                decayed = gradient + 1e-3 * tensor
+                v.mul_(0.9).add_(decayed)
+                tensor.sub_(rate * (decayed + 0.9 * v))
+    return model.eval()
+
+
+def test_three_epochs_agree_with_a_naive_loop_in_float64():
+    model, images = make_tiny().double(), IMAGES.double()
+    expected = naive_epochs(model, images, 3, lr=0.05)(images)
+    found = SHOT(epochs=3, lr=0.05).adapt(model, target(images))(images)
+    assert (found - expected).abs().max() < 1e-9
+    assert (found - model(images)).abs().max() > 1e-2
+
+
+def test_with_all_terms_off_only_statistics_change_and_they_follow_the_batches():
+    method = SHOT(epochs=2, batch_size=64, information=False, pseudo_weight=0)
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert changed(method) == {f"{layer}.{it}" for layer in ("bn1", "bn2") for it in statistics}
+    expected = make_tiny()
+    expected.bn1.train()
+    expected.bn2.train()
+    for _ in range(2):
+        expected(IMAGES)
+    found = method.adapt(make_tiny(), target())
+    assert torch.allclose(found(IMAGES), expected.eval()(IMAGES), atol=1e-5)
+
+
+def test_the_head_is_unchanged_and_everything_else_moves():
+    names = changed(QUICK)
+    assert names == {name for name in make_tiny().state_dict() if not name.startswith("fc.")}
+
+
+def test_a_weight_normalised_head_behind_a_bottleneck_keeps_its_gain():
+    class Bottlenecked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+            self.bottleneck = nn.Sequential(nn.Linear(144, 8), nn.BatchNorm1d(8))
+            self.head = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))
+
+        def forward(self, images):
+            return self.head(self.bottleneck(self.trunk(images)))
+
+    torch.manual_seed(0)
+    model = unsettle(Bottlenecked())
+    view = replace(Network.of(model, IMAGES), head="head")  # a parametrised layer has to be named by hand
+    before, after = state(model), state(QUICK.adapt(view, target()))
+    names = {name for name in before if not torch.equal(before[name], after[name])}
+    assert not any(name.startswith("head.") for name in names)
+    assert names >= {"trunk.0.weight", "bottleneck.0.weight", "bottleneck.1.running_mean"}
+
+
+def test_labelling_sees_plain_images_in_evaluation_mode_whatever_training_does():
+    plain = QUICK.fit(make_tiny(), target()).notes["pseudo_labels"][0]
+    blind = QUICK.fit(make_tiny(), target(augment=torch.zeros_like)).notes["pseudo_labels"][0]
+    assert plain == blind
+    assert sum(plain) == 15
+    assert changed(QUICK, augment=torch.zeros_like)
+
+
+def test_warming_up_leaves_the_labels_out():
+    warm = SHOT(epochs=2, warmup_epochs=2).adapt(make_tiny(), target())
+    without = SHOT(epochs=2, pseudo_weight=0).adapt(make_tiny(), target())
+    assert same_state(state(warm), state(without))
+    assert len(SHOT(epochs=3, warmup_epochs=1).fit(make_tiny(), target()).notes["pseudo_labels"]) == 2
+
+
+@pytest.mark.parametrize(("size", "steps"), [(7, 2 * 2), (8, 2 * 2), (15, 2), (64, 2)])
+def test_a_minibatch_of_one_image_is_left_out(size, steps):
+    fitted = SHOT(epochs=2, batch_size=size).fit(make_tiny(), target())
+    assert fitted.notes["steps"] == steps
+    assert fitted.predictor.bn1.num_batches_tracked == steps
+
+
+def test_the_notes_are_plain_numbers():
+    notes = QUICK.fit(make_tiny(), target()).notes
+    assert json.loads(json.dumps(notes)) == notes
+    assert len(notes["loss"]) == len(notes["pseudo_labels"]) == len(notes["relabelled"]) + 1 == 2
+
+
+# the promises
+
+
+def test_it_can_be_called_where_gradients_are_off():
+    with torch.no_grad():
+        off = state(QUICK.adapt(make_tiny(), target()))
+    assert same_state(off, state(QUICK.adapt(make_tiny(), target())))
+
+
+def test_a_dataset_is_read_when_it_is_needed_and_gives_what_a_tensor_gives():
+    class Folder(torch.utils.data.Dataset):
+        reads = 0
+
+        def __len__(self):
+            return len(IMAGES)
+
+        def __getitem__(self, index):
+            Folder.reads += 1
+            return IMAGES[index], "a label that is not looked at"
+
+    lazy = target(Folder())
+    assert Folder.reads == 0
+    assert same_state(state(QUICK.adapt(make_tiny(), lazy)), state(QUICK.adapt(make_tiny(), target())))
+    assert Folder.reads == 2 + 2 * (15 + 15) + 15  # a first look; each epoch labels and trains; a last look
+
+
+class Odd(nn.Module):
+    """A 1x1 convolution as head, frozen BatchNorm, a dictionary as output."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.frozen = FrozenBatchNorm2d(6)
+        self.bn = nn.BatchNorm2d(6)
+        self.classify = nn.Conv2d(6, 3, 1)
+
+    def forward(self, images):
+        hidden = self.bn(self.frozen(self.conv(images)).relu()).mean((2, 3), keepdim=True)
+        return {"features": hidden, "logits": self.classify(hidden).flatten(1)}
+
+
+def test_a_convolutional_head_frozen_batchnorm_and_dictionaries_work():
+    torch.manual_seed(0)
+    names = changed(QUICK, unsettle(Odd()))
+    assert not any(name.startswith(("frozen.", "classify.")) for name in names)
+    assert names >= {"conv.weight", "bn.running_var"}
+
+
+@pytest.mark.parametrize("field", ["epochs", "lr", "batch_size", "pseudo_weight", "warmup_epochs", "threshold"])
+def test_settings_that_make_no_sense_are_refused(field):
+    with pytest.raises(FewshiftError, match=rf"^{field}=-1 does not fit shot: give "):
+        SHOT(**{field: -1})
+
+
+class Broken(Odd):
+    def forward(self, images):
+        return super().forward(images.sqrt())  # of negative values too
+
+
+class Dense(Odd):
+    def forward(self, images):
+        return self.classify(self.conv(images))
+
+
+@pytest.mark.parametrize(
+    ("model", "images", "sentence"),
+    [
+        (make_tiny(), IMAGES[:1], r"^shot needs more than one unlabelled image.*: add some$"),
+        (nn.Sequential(make_tiny(), nn.Softmax(1)), IMAGES, r"^shot needs the network's last linear layer.*: pass "),
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), IMAGES, r"^the network has no parameters but its head's.*"),
+        (Dense().eval(), IMAGES, r"^shot needs one row of two or more logits per image.*\(2, 3, 6, 6\)"),
+        (Broken().eval(), IMAGES, r"^the network's logits are NaN or infinite before adaptation: check "),
+    ],
+)
+def test_what_cannot_be_adapted_gets_one_sentence(model, images, sentence):
+    with pytest.raises(FewshiftError, match=sentence):
+        QUICK.adapt(model, target(images))
+
+
+def test_a_divergence_is_an_error_not_a_network_of_nans():
+    with pytest.raises(FewshiftError, match=r"(became NaN|infinite).*: lower lr$"):
+        SHOT(epochs=4, lr=1e18, batch_size=8).adapt(make_tiny(), target())
+
+
+def test_a_divergence_in_the_last_step_is_seen_too():
+    with pytest.raises(FewshiftError, match=r"^the network's logits became NaN or infinite on the target: lower lr$"):
+        SHOT(epochs=1, lr=1e30).adapt(make_tiny(), target())
