@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from fewshift.core import _progress as progress_
 from fewshift.core.delta import Delta
+from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss, cross_entropy
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Layer, Network, Skipped, like, list_layers
-from fewshift.core.support import Augment, Support, Target, Unlabelled, checked_seed
+from fewshift.core.randomness import checked_seed
+from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess
 from fewshift.images.inputs import as_support, as_unlabelled
@@ -276,7 +278,7 @@ def method_of(method: str | Method | type[Method]) -> Method:
 def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:
     """The view, and the target with pictures padded where the network takes only multiples of some size."""
     support = target.support
-    if support is None or not support.dense:
+    if support is None or support.kind.centroids:
         return Network.of(model, images, head), target
 
     def look(given: Support) -> Network:

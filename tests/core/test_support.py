@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshift import FewshiftError, Support, draw_support
-from fewshift.core.support import minibatches, others
+from fewshift.core.randomness import minibatches
+from fewshift.core.support import others
 
 LABELS = torch.arange(7).repeat(40)[torch.randperm(280, generator=torch.Generator().manual_seed(0))]
 

@@ -724,7 +724,7 @@ def test_a_folder_of_scenes_is_a_dense_support(folder: Path) -> None:
     support = as_support(folder, replace(AS_IS, resize=8, crop=8), None, NAMES)
     assert isinstance(support.images, torch.Tensor)
     assert isinstance(support.labels, torch.Tensor)
-    assert (support.dense, support.classes) == (True, NAMES)
+    assert (support.kind.unit == "pixel", support.classes) == (True, NAMES)
     assert (support.images.shape, support.labels.shape) == ((3, 3, 8, 8), (3, 8, 8))
     assert support.labels.dtype == torch.int64
 
@@ -732,7 +732,7 @@ def test_a_folder_of_scenes_is_a_dense_support(folder: Path) -> None:
 def test_cityscapes_is_a_dense_support(tmp_path: Path) -> None:
     cityscapes(tmp_path)
     support = as_support(str(tmp_path / "leftImg8bit" / "train"), AS_IS, None, None)
-    assert (len(support), support.dense, support.classes) == (1, True, street.CLASSES)
+    assert (len(support), support.kind.unit == "pixel", support.classes) == (1, True, street.CLASSES)
 
 
 def test_scenes_and_pairs_of_different_sizes_stay_ragged(folder: Path) -> None:

@@ -11,8 +11,9 @@ import torchvision
 from torch import nn
 
 from fewshift import METHODS, FewshiftError, Network, Target
+from fewshift.core.labels import IMAGES
 from fewshift.core.network import features
-from fewshift.core.support import minibatches
+from fewshift.core.randomness import minibatches
 from fewshift.methods._finetuning import POLICIES
 from fewshift.methods.delta_reg import DeltaReg, attention, filter_importance, maps, omega
 from fewshift.methods.finetune import L2, FinetuneBN, FinetuneFeatures, FinetuneHead
@@ -20,7 +21,6 @@ from fewshift.methods.flute import Flute, balanced_minibatches, centroid_loss
 from fewshift.methods.l2sp import L2SP
 from fewshift.methods.late_fusion import LateFusion
 from fewshift.methods.lp_ft import LPFT
-from fewshift.trust.gain import stratified
 from tests.helpers.networks import make_support, make_tiny, same_state, state
 
 
@@ -312,7 +312,7 @@ def test_epochs_are_chosen_inside_the_support_by_the_lowest_held_out_loss():
 
 def test_folds_are_disjoint_stratified_and_none_at_one_shot():
     labels = torch.arange(4).repeat(6)
-    folds = stratified(labels, 3, torch.Generator().manual_seed(0))
+    folds = IMAGES.folds(labels, 3, torch.Generator().manual_seed(0))
     assert sorted(torch.cat(folds).tolist()) == list(range(24))
     assert all(labels[fold].bincount().tolist() == [2] * 4 for fold in folds)
     notes = LPFT(epochs=2, probe_epochs=3).fit(make_tiny(), Target(make_support(1))).notes

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fewshift.core.support import private_randomness
+from fewshift.core.randomness import private_randomness
 from fewshift.errors import FewshiftError
 from fewshift.images import IMAGENET, Preprocess
 from fewshift.lab.training import ALGORITHMS, Algorithm, Learner, Task

@@ -18,7 +18,7 @@ from fewshift import LCCS, METHODS, Comparison, FewshiftError, Method, Source, S
 from fewshift.core.method import Fitted, Needs
 from fewshift.methods.finetune import L2
 from fewshift.trust.comparison import Row
-from fewshift.trust.gain import HeldOut, folds_of, gain_of, log_losses, splits
+from fewshift.trust.gain import HeldOut, folds_of, gain_of, log_losses
 from fewshift.trust.guard import Evidence
 from tests.cli.test_commands import network_options, place, run, small_network  # noqa: F401
 from tests.core.test_pixels import scenes, street
@@ -60,7 +60,7 @@ def by_hand(model: nn.Module, support: Support, method: Method, seed: int) -> di
     """Which answers to an image are right, when it is held out with its fold."""
     right: dict[int, list[bool]] = {}
     folds = folds_of(support, "cv", seed)
-    for fold, (kept, out) in zip(folds, splits(support, folds), strict=True):
+    for fold, (kept, out) in zip(folds, support.splits(folds), strict=True):
         adapted = method.adapt(model, Target(kept), seed)
         for image, answer, label in zip(fold.tolist(), adapted(out.images).argmax(1), out.labels, strict=True):
             right.setdefault(image, []).append(bool(answer == label))
@@ -119,7 +119,7 @@ def test_pixels_are_compared_by_the_share_that_is_right(tmp_path):
     folds = folds_of(support, "cv", 2)
     shares: list[list[float]] = []
     losses: list[list[float]] = []
-    for kept, out in splits(support, folds):
+    for kept, out in support.splits(folds):
         answers = [it.adapt(model, Target(kept), 2)(out.images)["out"].detach() for it in methods]
         for index, label in enumerate(out.labels):
             known = label != 255

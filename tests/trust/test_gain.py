@@ -20,7 +20,6 @@ from fewshift.trust.gain import (
     folds_of,
     gain_of,
     paired_interval,
-    splits,
     temperature,
     times,
 )
@@ -42,7 +41,7 @@ def test_every_image_is_held_out_as_often_as_any_other_and_never_adapted_to(shot
     folds = folds_of(support, "cv", seed)
     times = torch.cat(folds).bincount(minlength=len(support))
     assert times.min() == times.max() >= 1
-    for (kept, out), fold in zip(splits(support, folds), folds, strict=True):
+    for (kept, out), fold in zip(support.splits(folds), folds, strict=True):
         assert len(kept) + len(out) == len(support)
         assert torch.equal(out.images, support.images[fold])
         assert len(kept.counts) == classes  # every class is still there
@@ -51,7 +50,7 @@ def test_every_image_is_held_out_as_often_as_any_other_and_never_adapted_to(shot
 def test_cross_validation_costs_about_five_adaptations_whatever_the_shots():
     for shots in range(1, 12):
         support = Support(torch.randn(shots * 7, 3), torch.arange(shots * 7) % 7)
-        kept = sum(len(it) for it, _ in splits(support, folds_of(support, "cv", 0)))
+        kept = sum(len(it) for it, _ in support.splits(folds_of(support, "cv", 0)))
         assert 3 <= kept / len(support) <= 6
 
 
@@ -133,7 +132,7 @@ def test_held_out_answers_are_those_of_an_adaptation_to_the_other_images():
     target = Target(replace(support, images=support.images.double()))
     found = LCCS(classifier="evidence", grid=3, epochs=2).fit(model, target, seed=3).held
     folds = folds_of(target.support, "cv", 3)
-    kept, out = splits(target.support, folds)[0]
+    kept, out = target.support.splits(folds)[0]
     assert list(found.candidates) == ["finetuned classifier", "ncc classifier", "source classifier"]
     for name, answers in found.candidates.items():
         method = LCCS(grid=3, epochs=2, classifier=name.removesuffix(" classifier"))

@@ -128,12 +128,12 @@ def test_every_method_is_judged_on_images_it_was_not_adapted_to(name):
 
 
 def test_cross_validation_is_adapting_by_hand_without_a_fold():
-    from fewshift.trust.gain import folds_of, splits
+    from fewshift.trust.gain import folds_of
 
     method = L2(epochs=2)
     result = fewshift.adapt(make_tiny(), SUPPORT, method=method, seed=4)
     right = {}
-    for (kept, out), fold in zip(splits(SUPPORT, folds_of(SUPPORT, "cv", 4)), folds_of(SUPPORT, "cv", 4), strict=True):
+    for (kept, out), fold in zip(SUPPORT.splits(folds_of(SUPPORT, "cv", 4)), folds_of(SUPPORT, "cv", 4), strict=True):
         model = method.adapt(make_tiny(), fewshift.Target(kept), seed=4)
         right |= dict(zip(fold.tolist(), (model(out.images).argmax(1) == out.labels).tolist(), strict=True))
     assert result.gain.after == pytest.approx(100 * sum(right.values()) / len(right))

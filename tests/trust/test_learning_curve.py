@@ -381,7 +381,7 @@ SINGLE = make_support(1)
     ],
 )
 def test_a_mistake_is_one_sentence(support, options, sentence):
-    model = street() if isinstance(support, Support) and support.dense else make_tiny()
+    model = street() if isinstance(support, Support) and support.kind.unit == "pixel" else make_tiny()
     with pytest.raises(FewshiftError, match=sentence):
         fewshift.learning_curve(model, support, **{"method": FAST} | options)
 

@@ -211,7 +211,7 @@ def _chosen(
 
 def _network(arch: str, weights: str, classes: Sequence[str], seed: int) -> tuple[nn.Module, Preprocess | None]:
     """The network to begin with, and the preprocessing that its library or card knows."""
-    from fewshift.core.support import private_randomness
+    from fewshift.core.randomness import private_randomness
     from fewshift.lab.training.checkpoint import fill
     from fewshift.models import libraries as models
 

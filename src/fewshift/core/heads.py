@@ -71,7 +71,7 @@ def train_head(
 
         def cost(indices: Tensor) -> Tensor:
             answer = layer.forward(inputs[indices])
-            return loss(answer if support.dense else answer.flatten(1), support.targets[indices])
+            return loss(support.kind.logits(answer), support.targets[indices])
     else:
 
         def cost(indices: Tensor) -> Tensor:

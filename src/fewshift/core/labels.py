@@ -14,6 +14,7 @@ from fewshift.core.losses import IGNORE, at_labels
 from fewshift.core.metrics import tally
 from fewshift.errors import FewshiftError
 
+Stack = Tensor | tuple[Tensor, ...]  # one tensor, or one for each image where their sizes differ
 Augment = Callable[..., Any]
 """One image -> a view of the same shape; with pixel labels (image, labels) -> a view of both."""
 MANY = 5  # labels that an error names
@@ -31,11 +32,11 @@ class Labels(ABC):
     ignored: ClassVar[int | None]  # the label that means no label
 
     @abstractmethod
-    def shots(self, labels: Sequence[Tensor], counts: Mapping[int, int]) -> int:
+    def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
         """k: how many images there are of each class, or with pixel labels in all."""
 
     @abstractmethod
-    def folds(self, labels: Sequence[Tensor], parts: int, generator: torch.Generator) -> list[Tensor]:
+    def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
         """Disjoint sets of positions, each with its share of every class where images have labels."""
 
     @abstractmethod
@@ -51,20 +52,25 @@ class Labels(ABC):
         """(n,): the share of each image that is right."""
 
     @abstractmethod
-    def check(self, images: Sequence[Tensor], labels: Sequence[Tensor], counts: Mapping[int, int]) -> None:
-        """Raise one sentence when labels are of no use, or do not fit their images."""
+    def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
+        """Raise one sentence when labels are of no use, or do not fit their images; `name` names a class."""
 
     @abstractmethod
-    def check_answer(self, labels: Sequence[Tensor], answer: tuple[int, ...]) -> None:
+    def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
         """Raise one sentence when a network's answer, less its classes, cannot be compared with labels."""
+
+    @abstractmethod
+    def logits(self, answer: Tensor) -> Tensor:
+        """What a head answers, in the shape in which a loss takes it."""
 
     def kept(self, label: Tensor) -> Tensor:
         """The labels that mean something."""
         return label if self.ignored is None else label[label != self.ignored]
 
-    def counts(self, labels: Sequence[Tensor]) -> dict[int, int]:
+    def counts(self, labels: Stack) -> dict[int, int]:
         """How often each class occurs."""
-        values, counts = torch.cat([self.kept(label).flatten() for label in labels]).unique(return_counts=True)
+        parts = [labels] if isinstance(labels, Tensor) else labels
+        values, counts = torch.cat([self.kept(part).flatten() for part in parts]).unique(return_counts=True)
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
     def weight(self, labels: Tensor) -> int:
@@ -99,11 +105,11 @@ class ImageLabels(Labels):
     centroids = True
     ignored = None
 
-    def shots(self, labels: Sequence[Tensor], counts: Mapping[int, int]) -> int:
+    def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
         """The images of the rarest class that occurs."""
         return min(counts.values())
 
-    def folds(self, labels: Sequence[Tensor], parts: int, generator: torch.Generator) -> list[Tensor]:
+    def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
         """Stratified: each part has its share of every class."""
         classes = torch.stack(tuple(labels)).cpu()
         order = torch.randperm(len(classes), generator=generator)
@@ -132,17 +138,19 @@ class ImageLabels(Labels):
         """1 or 0."""
         return (logits.argmax(1) == labels).double()
 
-    def check(self, images: Sequence[Tensor], labels: Sequence[Tensor], counts: Mapping[int, int]) -> None:
+    def logits(self, answer: Tensor) -> Tensor:
+        """A row for each image: a convolution on pooled features answers with 1x1 maps."""
+        return answer.flatten(1)
+
+    def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
         """Two classes are the least that tells anything."""
-        del images, labels
         if len(counts) < 2:
             raise FewshiftError(
-                f"every support image is of class {next(iter(counts))}: add images of at least one other class"
+                f"every support image is of class {name(next(iter(counts)))}: add images of at least one other class"
             )
 
-    def check_answer(self, labels: Sequence[Tensor], answer: tuple[int, ...]) -> None:
+    def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
         """One row of logits for each image."""
-        del labels
         if answer:
             raise FewshiftError(
                 f"the network's answer to an image has shape {answer} and each image has one label: "
@@ -161,11 +169,11 @@ class PixelLabels(Labels):
     centroids = False
     ignored = IGNORE
 
-    def shots(self, labels: Sequence[Tensor], counts: Mapping[int, int]) -> int:
+    def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
         """All images."""
         return len(labels)
 
-    def folds(self, labels: Sequence[Tensor], parts: int, generator: torch.Generator) -> list[Tensor]:
+    def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
         """Any images: each has pixels of many classes."""
         return random_folds(len(labels), parts, generator)
 
@@ -193,7 +201,11 @@ class PixelLabels(Labels):
         hits = (at_labels(logits, labels).argmax(1) == labels).flatten(1) & known
         return hits.sum(1).double() / known.sum(1).clamp(min=1)
 
-    def check(self, images: Sequence[Tensor], labels: Sequence[Tensor], counts: Mapping[int, int]) -> None:
+    def logits(self, answer: Tensor) -> Tensor:
+        """A map for each class."""
+        return answer
+
+    def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
         """Some pixel is labelled, and each image has as many labels as pixels."""
         if not counts:
             raise FewshiftError(f"every pixel of the support is ignored (label {IGNORE}): label some")
@@ -204,7 +216,7 @@ class PixelLabels(Labels):
                     f"{extent(label.shape)}: give one label for each pixel"
                 )
 
-    def check_answer(self, labels: Sequence[Tensor], answer: tuple[int, ...]) -> None:
+    def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
         """A coarser picture of the labels, or one as fine."""
         shape = tuple(labels[0].shape)
         if len(shape) != len(answer):
@@ -223,7 +235,7 @@ class PixelLabels(Labels):
 IMAGES, PIXELS = ImageLabels(), PixelLabels()
 
 
-def kind_of(labels: Sequence[Tensor]) -> Labels:
+def kind_of(labels: Stack) -> Labels:
     """Whether a label belongs to an image or to a pixel."""
     return PIXELS if labels[0].ndim > 0 else IMAGES
 

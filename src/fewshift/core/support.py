@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import random
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fewshift.core.labels import Augment, Labels, Stack, extent, kind_of
 from fewshift.core.losses import IGNORE, Loss, at_labels, cross_entropy
+from fewshift.core.randomness import checked_seed
 from fewshift.errors import FewshiftError
 
-Augment = Callable[
-    ..., Any
-]  # one image -> a view of the same shape; with pixel labels (image, labels) -> a view of both
-Stack = Tensor | tuple[Tensor, ...]  # one tensor, or one for each image where their sizes differ
-MANY_VALUES = 5  # that an error names
-MINIBATCH = 32  # images, where a method is not told otherwise; of pixel labels each image has plenty
+MINIBATCH = 32  # images that pass through a network together where only answers are wanted
 
 
 @dataclass(frozen=True)
@@ -74,9 +66,9 @@ class Support:
         return len(self.images)
 
     @property
-    def dense(self) -> bool:
-        """Whether every pixel has a label of its own."""
-        return self.labels[0].ndim > 0
+    def kind(self) -> Labels:
+        """Whether a label belongs to an image or to a pixel, and all that follows from it."""
+        return kind_of(self.labels)
 
     @property
     def pictures(self) -> Tensor:
@@ -91,20 +83,16 @@ class Support:
     @property
     def counts(self) -> dict[int, int]:
         """Images (or labelled pixels) per class, for the classes that occur."""
-        total: Counter[int] = Counter()
-        for label in self.labels if self.dense else (self.targets,):
-            values, counts = (label[label != IGNORE] if self.dense else label).unique(return_counts=True)
-            total.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-        return dict(sorted(total.items()))
+        return self.kind.counts(self.labels)
 
     @property
     def shots(self) -> int:
         """k: the images of the rarest class that occurs; with pixel labels, all images."""
-        return len(self) if self.dense else min(self.counts.values())
+        return self.kind.shots(self.labels, self.counts)
 
     def minibatch(self, size: int | None) -> int:
-        """How many images are learned from at a time: the number given, or 32; with pixel labels, one."""
-        return size or (1 if self.dense else MINIBATCH)
+        """How many images are learned from at a time: `size`, or what suits the labels."""
+        return size or self.kind.minibatch
 
     def prepared(self, make: Callable[[Tensor], Tensor]) -> Support:
         """The same support with other tensors for its images, and its labels where those are."""
@@ -120,6 +108,10 @@ class Support:
         """The images at `indices`, in that order."""
         return replace(self, images=_at(self.images, indices), labels=_at(self.labels, indices))
 
+    def splits(self, folds: Sequence[Tensor]) -> list[tuple[Support, Support]]:
+        """(the others, the fold) for every fold of positions."""
+        return [(self.part(others(fold, len(self))), self.part(fold)) for fold in folds]
+
     def chunks(self, size: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Images and labels, `size` together (all by default); one by one where their sizes differ."""
         if isinstance(self.images, Tensor) and isinstance(self.labels, Tensor):
@@ -132,7 +124,7 @@ class Support:
         chunks = [labels for _, labels in self.chunks(len(answers[0]))]
         if len(chunks) == 1:
             return float(loss(answers[0], chunks[0]))
-        weights = [int((labels != IGNORE).sum()) if self.dense else len(labels) for labels in chunks]
+        weights = [self.kind.weight(labels) for labels in chunks]
         parts = zip(weights, answers, chunks, strict=True)
         return sum(weight * float(loss(logits, labels)) for weight, logits, labels in parts) / sum(weights)
 
@@ -152,84 +144,29 @@ class Support:
         if self.augment is None:
             images, labels = _one(_at(self.images, indices)), _one(_at(self.labels, indices))
         else:
-            pairs = [self._view(self.images[it], self.labels[it]) for it in indices.tolist()]
+            pairs = [self.kind.view(self.augment, self.images[at], self.labels[at]) for at in indices.tolist()]
             images, labels = (_one(_stacked(tuple(column))) for column in zip(*pairs, strict=True))
         if self.images[0].ndim == 3 and _interleaved(self.images):
             images = images.contiguous(memory_format=torch.channels_last)
         return images, labels
 
-    def _view(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.augment is not None  # batch asks
-        try:
-            pair = self.augment(image, label) if self.dense else (self.augment(image), label)
-        except TypeError as error:
-            wanted = "(image, labels)" if self.dense else "one image"
-            raise FewshiftError(f"augment cannot be called ({error}): let it take {wanted}") from error
-        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(it, Tensor) for it in pair)):
-            wanted = "an image and its labels" if self.dense else "an image"
-            raise FewshiftError(f"augment did not return a tensor: let it return {wanted} like what it was given")
-        view, its_label = pair
-        if self.dense and view.shape[-its_label.ndim :] != its_label.shape:
-            raise FewshiftError(
-                f"augment returned an image of shape {tuple(view.shape)} with labels of shape "
-                f"{tuple(its_label.shape)}: let it change both alike"
-            )
-        if not self.dense and view.shape != image.shape:
-            raise FewshiftError(
-                f"augment changed an image of shape {tuple(image.shape)}: let it return the shape it was given"
-            )
-        return view, its_label
-
     def checked(self, output: tuple[int, ...]) -> Support:
-        """The support without images that say nothing, or one sentence when its labels cannot belong to a network.
+        """The support without images that have no label, or one sentence when its labels cannot belong to a network.
 
         `output` is the shape of the network's answer to the first image. Answers may be coarser than the labels.
         """
         classes, counts = output[0] if output else None, self.counts
         if output:
-            self._check_shapes(output[1:])
-        if not counts:
-            raise FewshiftError(f"every pixel of the support is ignored (label {IGNORE}): label some")
-        if len(counts) < 2 and not self.dense:
-            only = self.class_name(next(iter(counts)))
-            raise FewshiftError(f"every support image is of class {only}: add images of at least one other class")
-        outside = {it: counts[it] for it in counts if it < 0 or (classes is not None and it >= classes)}
-        if outside:
-            raise FewshiftError(
-                f"{_listed(outside, 'pixels' if self.dense else 'images')} out of range for a network with {classes} "
-                f"outputs: use labels from 0 to {(classes or 1) - 1}" + (f", {IGNORE} to ignore" if self.dense else "")
-            )
+            self.kind.check_answer(self.labels, output[1:])
+        self.kind.check(self.images, self.labels, counts, self.class_name)
+        self.kind.check_range(counts, classes)
         if self.classes is not None and classes is not None and len(self.classes) != classes:
             raise FewshiftError(
                 f"{len(self.classes)} class names for a network with {classes} outputs: "
                 "name every output once, in the network's order"
             )
-        if not self.dense:
-            return self
-        said = torch.tensor([bool((label != IGNORE).any()) for label in self.labels])
-        return self if said.all() else self.part(said.nonzero().flatten())
-
-    def _check_shapes(self, answer: tuple[int, ...]) -> None:
-        labels = self.labels[0].shape
-        if len(labels) != len(answer):
-            raise FewshiftError(
-                f"each image has labels of shape {tuple(labels)} and is answered with {answer}: "
-                "give one label for each answer of the network"
-            )
-        if not self.dense:
-            return
-        for index, (image, label) in enumerate(zip(self.images, self.labels, strict=True)):
-            if image.shape[-label.ndim :] != label.shape:
-                raise FewshiftError(
-                    f"image {index} is {_extent(image.shape[-label.ndim :])} pixels and its labels are "
-                    f"{_extent(label.shape)}: give one label for each pixel"
-                )
-        alike = len(answer) == 2 and abs(answer[0] * labels[1] - answer[1] * labels[0]) <= sum(labels)
-        if answer != tuple(labels) and not (alike and answer[0] <= labels[0] and answer[1] <= labels[1]):
-            raise FewshiftError(
-                f"labels of {_extent(labels)} pixels are answered with {_extent(answer)}, which is no coarser picture "
-                "of them: wrap the network so that it answers in the proportions of its input"
-            )
+        labelled = torch.tensor([self.kind.weight(label) > 0 for label in self.labels])
+        return self if labelled.all() else self.part(labelled.nonzero().flatten())
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number where no names were given."""
@@ -351,53 +288,6 @@ def others(indices: Tensor, total: int) -> Tensor:
     return keep.nonzero().flatten()
 
 
-def minibatches(
-    total: int, size: int, generator: torch.Generator, *, drop_last: bool = False, at_least: int = 1
-) -> list[Tensor]:
-    """One epoch: a random order cut into minibatches.
-
-    An incomplete last one is dropped on request, if it is not the only one; one smaller than `at_least` is joined
-    to the one before it (batch statistics of a single image mean nothing).
-    """
-    order = torch.randperm(total, generator=generator)
-    batches = list(order.split(size))
-    if drop_last and len(batches) > 1 and len(batches[-1]) < size:
-        batches.pop()
-    if len(batches) > 1 and len(batches[-1]) < at_least:
-        batches[-2:] = [torch.cat(batches[-2:])]
-    return batches
-
-
-def checked_seed(seed: int) -> int:
-    """One sentence when a seed is none."""
-    if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise FewshiftError(f"seed={seed!r} is no seed: give a whole number from 0 to {2**32 - 1}")
-    return seed
-
-
-_alone = threading.RLock()  # the global random states are one per process
-
-
-@contextmanager
-def private_randomness(seed: int) -> Iterator[torch.Generator]:
-    """Everything random in the block follows `seed`; Python's, NumPy's and torch's global states are untouched.
-
-    The generator is for our own choices; the seeded global states are for augmentations, which know no other. Blocks
-    in several threads wait for each other.
-    """
-    checked_seed(seed)
-    with _alone, torch.random.fork_rng():
-        python, numpy = random.getstate(), np.random.get_state()
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            yield torch.Generator().manual_seed(seed)
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-
-
 def _stacked(tensors: Any) -> Stack:
     """One tensor where that is possible."""
     if isinstance(tensors, Tensor):
@@ -408,7 +298,7 @@ def _stacked(tensors: Any) -> Stack:
 def _one(tensors: Stack) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors
-    sizes = sorted({_extent(it.shape[-2:]) for it in tensors})
+    sizes = sorted({extent(it.shape[-2:]) for it in tensors})
     raise FewshiftError(
         f"images of {len(sizes)} different sizes ({', '.join(sizes[:2])}) cannot go together: "
         "take one at a time (batch_size=1), or preprocess them to one size"
@@ -424,16 +314,3 @@ def _at(tensors: Stack, indices: Tensor) -> Stack:
 def _interleaved(images: Stack) -> bool:
     first = images[:1] if isinstance(images, Tensor) else images[0][None]
     return first.is_contiguous(memory_format=torch.channels_last)
-
-
-def _extent(shape: Sequence[int]) -> str:
-    """Width x height, as pictures are spoken of."""
-    return "x".join(map(str, reversed(shape)))
-
-
-def _listed(counts: Mapping[int, int], what: str) -> str:
-    named = ", ".join(
-        f"{label} ({count:,} {what if count > 1 else what[:-1]})" for label, count in list(counts.items())[:MANY_VALUES]
-    )
-    more = f" and {len(counts) - MANY_VALUES} more" if len(counts) > MANY_VALUES else ""
-    return f"label{'s' if len(counts) > 1 else ''} {named}{more} {'are' if len(counts) > 1 else 'is'}"

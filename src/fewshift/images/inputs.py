@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fewshift.core.labels import Augment
 from fewshift.core.losses import IGNORE
-from fewshift.core.support import Augment, Support, Unlabelled
+from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import image_files, labelled_folder, open_image
 from fewshift.images.preprocess import Preprocess

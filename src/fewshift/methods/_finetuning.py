@@ -24,8 +24,9 @@ from fewshift.core.heads import train_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, batchnorm, head_inputs, like, linear, logits_of, refuse_without_statistics
+from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import read_support, tied
-from fewshift.core.support import Support, Target, Unlabelled, minibatches, private_randomness
+from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
 
 POLICIES = ("auto", "source_frozen", "train_running", "support")
@@ -79,7 +80,7 @@ def policy(bn: str, support: Support) -> str:
     """What `auto` means for this support."""
     if bn != "auto":
         return bn
-    return "source_frozen" if support.dense else "train_running"
+    return "train_running" if support.kind.batch_statistics else "source_frozen"
 
 
 def prepare(network: nn.Module | Network, target: Target, who: str) -> tuple[Network, Support]:
@@ -233,7 +234,7 @@ def tune(
     with private_randomness(seed) as generator:
 
         def batches() -> Iterable[Tensor]:
-            least = 2 if bn == "train_running" and not support.dense else 1
+            least = 2 if bn == "train_running" and support.kind.batch_statistics else 1
             yield from minibatches(len(support), max(size, least), generator, at_least=least)
             if after_epoch is not None:
                 after_epoch(predictor(copy.deepcopy(model)))

@@ -16,7 +16,8 @@ from fewshift.core.heads import nearest_centroid_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, refuse_unadaptable
-from fewshift.core.support import Target, private_randomness
+from fewshift.core.randomness import private_randomness
+from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import (
     adam,
@@ -62,7 +63,7 @@ class Flute(Method):
         network, support = prepare(network, target, self.name)
         refuse_unadaptable(network)
         head = network.need_head(self.name)
-        if support.dense:
+        if not support.kind.centroids:
             raise FewshiftError("flute classifies images by centroids, not pixels: use finetune-bn")
         if len(support.counts) != network.classes:
             raise FewshiftError("flute needs an image of every class, for its centroids: add some or use finetune-bn")

@@ -33,9 +33,10 @@ from fewshift.core.network import (
     logits_of,
     refuse_unadaptable,
 )
+from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Blend, read_by_ema, read_support, tied
 from fewshift.core.spans import Convex, Linear
-from fewshift.core.support import MINIBATCH, Support, Target, minibatches, private_randomness
+from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.trust.gain import SOURCE, HeldOut, SupportLoss, choose, folds_of, gathered
 
@@ -170,7 +171,7 @@ class LCCS(Method):
 
     def _support_loss(self, start: Start, support: Support) -> SupportLoss | None:
         """What the initial blend did for the labels of the support; None where they were not asked, or per pixel."""
-        if not start.curve or self.objective == "entropy" or support.dense:
+        if not start.curve or self.objective == "entropy" or not support.kind.centroids:
             return None
         return SupportLoss(next(iter(start.blend.values())), start.curve[0]["loss"], start.loss, len(support))
 
@@ -180,7 +181,7 @@ class LCCS(Method):
         A class that is not adapted to would be forgotten by a new classifier, and no held-out image could tell: then
         the source's is kept.
         """
-        folds = [] if support.dense else folds_of(support, "cv", seed)
+        folds = [] if not support.kind.centroids else folds_of(support, "cv", seed)
         if not folds:
             return None
         complete = len(support.counts) == network.classes and support.shots > 1
@@ -283,7 +284,7 @@ class LCCS(Method):
     def _support_vectors(self, support: Support) -> int | float:
         if self.combination == "convex":
             return 1
-        return self.n if not isinstance(self.n, str) else 1 if support.dense else len(support)
+        return self.n if not isinstance(self.n, str) else 1 if not support.kind.centroids else len(support)
 
     # stage 3
 
@@ -393,12 +394,12 @@ class LCCS(Method):
         return Head(kind, {f"{name}.{key}": tensor.detach() for key, tensor in layer.named_parameters()}, losses)
 
     def _choose_classifier(self, network: Network, support: Support) -> str:
-        if self.classifier == "ncc" and support.dense:
+        if self.classifier == "ncc" and not support.kind.centroids:
             raise FewshiftError("nearest centroids classify images, not pixels: use classifier='source' or 'finetuned'")
         if self.classifier not in ("auto", "evidence"):
             return self.classifier
         enough = support.shots >= NCC_SHOTS and len(support.counts) == network.classes
-        return "ncc" if enough and network.head is not None and not support.dense else "source"
+        return "ncc" if enough and network.head is not None and support.kind.centroids else "source"
 
 
 @dataclass(frozen=True)
@@ -459,7 +460,7 @@ def _centroid_logits(
 ) -> Callable[[Tensor], Tensor]:
     """Cosines to the centroids of the plain support under the current statistics, the centroids held."""
     head = network.need_head("gradient_head='ncc'")
-    if support.dense:
+    if not support.kind.centroids:
         raise FewshiftError("nearest centroids classify images, not pixels: use gradient_head='source'")
 
     def answer(images: Tensor) -> Tensor:

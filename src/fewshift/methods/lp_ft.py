@@ -18,7 +18,6 @@ from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, like, logits_of
 from fewshift.core.support import Support, Target
 from fewshift.methods._finetuning import adam, all_parameters, check_policy, prepare, trainable, tune, tune_head
-from fewshift.trust.gain import splits, stratified
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class LPFT(Method):
         """Choose the epochs inside the support, then run both stages on all of it."""
         network, support = prepare(network, target, self.name)
         network.need_head(self.name)
-        parts = [] if support.dense else self._folds(support, seed)
+        parts = self._folds(support, seed)
         probe_epochs, probe_curve = self._choose_probe(network, support, target, parts, seed)
         epochs, curve = self._choose_tune(network, support, target, parts, probe_epochs, seed)
         probed = self._probe(network, support, target, probe_epochs, seed)
@@ -65,9 +64,10 @@ class LPFT(Method):
         return replace(fitted, notes=fitted.notes | notes)
 
     def _folds(self, support: Support, seed: int) -> list[Tensor]:
-        """None where a class has a single image."""
-        folds = min(self.folds, support.shots)
-        return stratified(support.targets, folds, torch.Generator().manual_seed(seed)) if folds > 1 else []
+        """None where a class has a single image, or pixels have labels."""
+        folds = min(self.folds, support.shots) if support.kind.centroids else 1
+        generator = torch.Generator().manual_seed(seed)
+        return support.kind.folds(support.labels, folds, generator) if folds > 1 else []
 
     def _probe(self, network: Network, support: Support, target: Target, epochs: int, seed: int) -> Network:
         """The network with a head trained on the features of its untouched body."""
@@ -117,7 +117,7 @@ class LPFT(Method):
         losses = [
             sum(
                 held_out_loss(self._probe(network, kept, target, epochs, seed).model, held, target)
-                for kept, held in splits(support, folds)
+                for kept, held in support.splits(folds)
             )
             / len(folds)
             for epochs in progress.track(steps, "probing, cross-validated")
@@ -131,7 +131,7 @@ class LPFT(Method):
         if not folds:
             return self.epochs, []
         curves = []
-        for kept, held in progress.track(splits(support, folds), "fine-tuning, cross-validated"):
+        for kept, held in progress.track(support.splits(folds), "fine-tuning, cross-validated"):
             probed = self._probe(network, kept, target, probe_epochs, seed)
             curve = [held_out_loss(trainable(probed, self.bn, kept), held, target)]
             self._tune(

@@ -22,7 +22,8 @@ from fewshift.core.loop import fit
 from fewshift.core.losses import entropy
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, like, linear, logits_of
-from fewshift.core.support import Target, Unlabelled, minibatches, private_randomness
+from fewshift.core.randomness import minibatches, private_randomness
+from fewshift.core.support import Target, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import (
     MOMENTUM,

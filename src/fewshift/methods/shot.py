@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, like, logits_of
-from fewshift.core.support import Target, Unlabelled, minibatches, private_randomness
+from fewshift.core.randomness import minibatches, private_randomness
+from fewshift.core.support import Target, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import MOMENTUM, body_parameters, prepare_unlabelled, trainable, use_batches
 

@@ -111,7 +111,7 @@ def support(given: Support) -> str:
     counts = given.counts.values()
     least, most = min(counts), max(counts)
     each = f"k = {least} of each" if least == most else f"{least} to {most} of each, k = {least}"
-    of = f" ({each})" if not given.dense else ""  # of pixels there is no such count
+    of = f" ({each})" if given.kind.centroids else ""  # of pixels there is no such count
     return f"{counted(len(given), 'labelled image')} of {counted(len(counts), 'class', 'classes')}{of}"
 
 

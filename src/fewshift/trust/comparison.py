@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from fewshift.api import INSIDE, fitting, labelled_apart, method_of, moved, recommended
 from fewshift.core import _progress as progress_
+from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss, cross_entropy
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network
-from fewshift.core.support import Augment, Support, Target, checked_seed
+from fewshift.core.randomness import checked_seed
+from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess
 from fewshift.images.inputs import as_support, as_unlabelled
@@ -383,7 +385,7 @@ def _evidence(network: Network, target: Target, method: Method, validate: str | 
 
 def _judges_itself(method: Method, target: Target, validate: str) -> bool:
     """Whether the fit to the whole support comes with held-out answers on the folds of `validate`."""
-    images = target.support is not None and not target.support.dense
+    images = target.support is not None and target.support.kind.centroids
     return isinstance(method, LCCS) and method.classifier == "evidence" and validate == "cv" and images
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewshift.core import _progress as progress
-from fewshift.core.support import Support, others
+from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 
 FOLDS = 5  # few, for the number: each adapts with most of the images
@@ -45,28 +45,13 @@ def folds_of(support: Support, kind: str, seed: int) -> list[Tensor]:
     if kind != "cv":
         raise FewshiftError(f"validate={kind!r} is unknown: choose 'cv', 'loo', None, or give labelled images")
     generator = torch.Generator().manual_seed(seed)
-    if support.dense or support.shots < 2:
-        parts = min(total, FOLDS if support.dense else SINGLE_FOLDS)
+    if not support.kind.centroids or support.shots < 2:
+        parts = min(total, FOLDS if not support.kind.centroids else SINGLE_FOLDS)
         order = torch.randperm(total, generator=generator)
         return [order[part::parts].sort().values for part in range(parts)] if parts > 1 else []
     parts = min(support.shots, FOLDS)
     repeats = max(1, REPEATED // (parts - 1))
-    return [fold for _ in range(repeats) for fold in stratified(support.targets, parts, generator)]
-
-
-def stratified(labels: Tensor, folds: int, generator: torch.Generator) -> list[Tensor]:
-    """Disjoint parts, each with its share of every class."""
-    order = torch.randperm(len(labels), generator=generator)
-    number = torch.zeros(len(labels), dtype=torch.long)
-    for label in labels.unique().tolist():
-        mine = order[labels[order].cpu() == label]
-        number[mine] = torch.arange(len(mine)) % folds
-    return [(number == fold).nonzero().flatten() for fold in range(folds)]
-
-
-def splits(support: Support, folds: Sequence[Tensor]) -> list[tuple[Support, Support]]:
-    """(kept, held out) for every fold."""
-    return [(support.part(others(fold, len(support))), support.part(fold)) for fold in folds]
+    return [fold for _ in range(repeats) for fold in support.kind.folds(support.labels, parts, generator)]
 
 
 # answers
@@ -97,7 +82,7 @@ def gathered(
 ) -> HeldOut:
     """Ask about every fold; `answer(kept, held)` gives logits by candidate, and those of the "source" network."""
     answers = []
-    for split in progress.track(splits(support, folds), "cross-validation"):
+    for split in progress.track(support.splits(folds), "cross-validation"):
         with progress.told_to(_nobody):  # each fold is one step of what is told
             answers.append(answer(*split))
     names = [name for name in answers[0] if all(name in it for it in answers)]

@@ -25,7 +25,6 @@ from fewshift.trust.gain import (
     gain_from,
     gain_of,
     gathered,
-    splits,
     times,
 )
 
@@ -129,8 +128,8 @@ def cross_validated(network: Network, target: Target, method: Method, kind: str,
         return method.fit(seen_by(network, kept), replace(target, support=kept), seed).predictor
 
     try:
-        if support.dense:
-            shares = _of_pixels(network, splits(support, folds), folds, adapted)
+        if not support.kind.centroids:
+            shares = _of_pixels(network, support.splits(folds), folds, adapted)
             return Evidence(shares.gain, shares, words)
         held = gathered(
             support,
@@ -146,7 +145,7 @@ def cross_validated(network: Network, target: Target, method: Method, kind: str,
 
 def seen_by(network: Network, support: Support) -> Network:
     """The view for a part of a support: scenes may differ in size, and the answer to the first has another shape."""
-    if not support.dense:
+    if support.kind.centroids:
         return network
     return Network.of(network.model, support.images[0][None], network.head)
 
@@ -160,7 +159,7 @@ def own_evidence(network: Network, fitted: Fitted, support: Support) -> Evidence
 
 def _weakness(network: Network, support: Support) -> str:
     """What is weak about held-out images of this support; nothing if it is empty."""
-    if support.dense:
+    if not support.kind.centroids:
         return ""
     if support.shots < 2:
         return SINGLE
@@ -170,7 +169,7 @@ def _weakness(network: Network, support: Support) -> str:
 def on_labelled(network: Network, predictor: nn.Module, labelled: Support) -> Evidence:
     """On images that took no part in the adaptation."""
     labelled = labelled.checked(network.output)
-    if labelled.dense:
+    if not labelled.kind.centroids:
         alone = torch.arange(len(labelled)).split(1)
         shares = _of_pixels(network, [(labelled, labelled.part(it)) for it in alone], alone, lambda _: predictor)
         return Evidence(shares.gain, shares)

@@ -23,10 +23,12 @@ from torch import Tensor, nn
 
 from fewshift.api import fitting, labelled_apart, method_of, moved
 from fewshift.core import _progress as progress_
+from fewshift.core.labels import Augment
 from fewshift.core.losses import IGNORE, Loss, at_labels, cross_entropy
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import like, logits_of
-from fewshift.core.support import Augment, Support, Target, checked_seed
+from fewshift.core.randomness import checked_seed
+from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess
 from fewshift.images.inputs import as_support, as_unlabelled
@@ -187,7 +189,7 @@ class LearningCurve:
     @property
     def unit(self) -> str:
         """What k counts."""
-        return "labelled images" if self.support.dense else "labelled images per class"
+        return "labelled images" if not self.support.kind.centroids else "labelled images per class"
 
     def at(self, k: int) -> Point:
         """The point of a k that was measured."""
@@ -344,7 +346,7 @@ def checked_shots(shots: Sequence[int] | None, pool: Support, *, outside: bool =
     """The k to measure, in their order: those asked for, or a few up to the most there can be."""
     most = pool.shots if outside else pool.shots - 1
     rarest = min(pool.counts, key=pool.counts.__getitem__)
-    whose = "the support" if pool.dense else f"class {pool.class_name(rarest)}"
+    whose = "the support" if not pool.kind.centroids else f"class {pool.class_name(rarest)}"
     if most < 1:
         raise FewshiftError(
             f"{whose} has a single image, which cannot be learned from and judge as well: label another, or give "
@@ -367,7 +369,7 @@ def checked_shots(shots: Sequence[int] | None, pool: Support, *, outside: bool =
 
 def _strata(pool: Support) -> Tensor:
     """Of what k are drawn: of each class; with pixel labels, of all images."""
-    return torch.zeros(len(pool), dtype=torch.long) if pool.dense else pool.targets.cpu()
+    return torch.zeros(len(pool), dtype=torch.long) if not pool.kind.centroids else pool.targets.cpu()
 
 
 def rotated(labels: Tensor, most: int, draws: int, seed: int) -> Tensor:
@@ -502,7 +504,7 @@ def _asked(adapted: Callable[[Support], nn.Module], kept: Support, out: Support,
 @torch.no_grad()
 def _right(model: nn.Module, images: Support) -> Tensor:
     """The share of every image that is right."""
-    if not images.dense:
+    if images.kind.centroids:
         return (answers(model, images).argmax(1).cpu() == images.targets.cpu()).double()
     shares = []
     for image, label in images.chunks(1):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift import FewshiftError, Network
-from fewshift.core.support import private_randomness
+from fewshift.core.randomness import private_randomness
 from fewshift.lab.datasets import digits
 from fewshift.lab.training import CSG, ERM, Batch, Task
 from fewshift.lab.training.csg import Contrast, Contrasting, attention, contrast_logits, pooled

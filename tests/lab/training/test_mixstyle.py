@@ -13,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 
 from fewshift import LCCS, FewshiftError, Support, Target
-from fewshift.core.support import private_randomness
+from fewshift.core.randomness import private_randomness
 from fewshift.lab.datasets import digits
 from fewshift.lab.training import ERM, Batch, MixStyle, Task, mixstyle
 from fewshift.lab.training.gather import Sources

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fewshift import FewshiftError, Preprocess
-from fewshift.core.support import private_randomness
+from fewshift.core.randomness import private_randomness
 from fewshift.images.scenes import Encoding, Scenes
 from fewshift.lab.datasets.catalog import Collection, find_collection
 from fewshift.lab.training import ALGORITHMS, ERM, Algorithm, Batch, Learner, Task, trainer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewshift.core.support import checked_seed
+from fewshift.core.randomness import checked_seed
 from fewshift.errors import FewshiftError
 
 ORDERS = ("shuffled", "sequential")

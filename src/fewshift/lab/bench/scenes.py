@@ -18,7 +18,8 @@ from fewshift.core import metrics
 from fewshift.core.losses import at_labels
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import channels_last, like, logits_of
-from fewshift.core.support import Support, Target, Unlabelled, checked_seed
+from fewshift.core.randomness import checked_seed
+from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.scenes import Scenes
 from fewshift.lab.bench.cell import Cell

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fewshift.core.losses import IGNORE, at_labels
 from fewshift.core.metrics import accuracy, mean_iou, pixel_tally, tally
 from fewshift.core.network import Network, channels_last, logits_of
-from fewshift.core.support import checked_seed, private_randomness
+from fewshift.core.randomness import checked_seed, private_randomness
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.algorithm import Algorithm, Batch, Learner, Task
 from fewshift.lab.training.augment import Augment, augmentation, check_augment

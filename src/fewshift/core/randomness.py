@@ -1,0 +1,61 @@
+"""Randomness is an argument: seeds, orders, and random states that are nobody else's."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewshift.errors import FewshiftError
+
+
+def minibatches(
+    total: int, size: int, generator: torch.Generator, *, drop_last: bool = False, at_least: int = 1
+) -> list[Tensor]:
+    """One epoch: a random order cut into minibatches.
+
+    An incomplete last one is dropped on request, if it is not the only one; one smaller than `at_least` is joined
+    to the one before it (batch statistics of a single image mean nothing).
+    """
+    order = torch.randperm(total, generator=generator)
+    batches = list(order.split(size))
+    if drop_last and len(batches) > 1 and len(batches[-1]) < size:
+        batches.pop()
+    if len(batches) > 1 and len(batches[-1]) < at_least:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def checked_seed(seed: int) -> int:
+    """One sentence when a seed is none."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise FewshiftError(f"seed={seed!r} is no seed: give a whole number from 0 to {2**32 - 1}")
+    return seed
+
+
+_alone = threading.RLock()  # the global random states are one per process
+
+
+@contextmanager
+def private_randomness(seed: int) -> Iterator[torch.Generator]:
+    """Everything random in the block follows `seed`; Python's, NumPy's and torch's global states are untouched.
+
+    The generator is for our own choices; the seeded global states are for augmentations, which know no other. Blocks
+    in several threads wait for each other.
+    """
+    checked_seed(seed)
+    with _alone, torch.random.fork_rng():
+        python, numpy = random.getstate(), np.random.get_state()
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield torch.Generator().manual_seed(seed)
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
