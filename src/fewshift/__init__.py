@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fewshift.api import Adaptation, Inspection, adapt, inspect
+    from fewshift.api import Inspection, adapt, compare, inspect, learning_curve, load, shift
     from fewshift.core.delta import Delta, apply, revert
     from fewshift.core.method import Method
     from fewshift.core.network import Network
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
     from fewshift.methods.source import Source
     from fewshift.methods.tent import Tent
     from fewshift.methods.testtime_bn import TestTimeBN
-    from fewshift.trust.comparison import Comparison, compare
-    from fewshift.trust.learning_curve import LearningCurve, learning_curve
-    from fewshift.trust.shift import Shift, shift
+    from fewshift.report.comparison import Comparison
+    from fewshift.report.learning_curve import LearningCurve
+    from fewshift.report.results import Adaptation
+    from fewshift.trust.shift import Shift
     from fewshift.version import __version__
 
 _HOMES = {
-    "Adaptation": "api",
+    "Adaptation": "report.results",
     "Inspection": "api",
     "adapt": "api",
     "inspect": "api",
-    "Comparison": "trust.comparison",
-    "compare": "trust.comparison",
-    "LearningCurve": "trust.learning_curve",
-    "learning_curve": "trust.learning_curve",
+    "load": "api",
+    "Comparison": "report.comparison",
+    "compare": "api",
+    "LearningCurve": "report.learning_curve",
+    "learning_curve": "api",
     "Preprocess": "images",
     "Delta": "core.delta",
     "apply": "core.delta",
@@ -55,7 +57,7 @@ _HOMES = {
     "TestTimeBN": "methods.testtime_bn",
     "Network": "core.network",
     "Shift": "trust.shift",
-    "shift": "trust.shift",
+    "shift": "api",
     "Support": "core.support",
     "Target": "core.support",
     "draw_support": "core.support",
@@ -88,6 +90,7 @@ __all__ = [
     "draw_support",
     "inspect",
     "learning_curve",
+    "load",
     "revert",
     "shift",
 ]

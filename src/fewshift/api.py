@@ -1,126 +1,74 @@
-"""The front door: adapt a network, and everything one may want to know about the result."""
+"""What a user calls: every operation of the package in one call."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fewshift.core import _progress as progress_
-from fewshift.core.delta import Delta
+from fewshift.core import _progress
+from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
-from fewshift.core.losses import Loss, cross_entropy
+from fewshift.core.losses import Loss
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Layer, Network, Skipped, like, list_layers
-from fewshift.core.randomness import checked_seed
-from fewshift.core.support import Support, Target, Unlabelled
+from fewshift.core.network import Network, list_layers
+from fewshift.core.support import Support
+from fewshift.deploy.merged import write_merged
 from fewshift.errors import FewshiftError
-from fewshift.images import Preprocess
-from fewshift.images.inputs import as_support, as_unlabelled
-from fewshift.methods.catalog import METHODS
-from fewshift.methods.lccs import LCCS
+from fewshift.images.preprocess import Preprocess
+from fewshift.methods.catalog import method_from_words, method_of
+from fewshift.methods.source import Source
+from fewshift.models.cards import known_card
+from fewshift.models.libraries import load
+from fewshift.opening import Opened, open_target, steps_for
+from fewshift.report.comparison import Comparison
+from fewshift.report.learning_curve import LearningCurve
+from fewshift.report.results import Adaptation, Inspection, LayerReport
+from fewshift.trust import comparison
+from fewshift.trust import learning_curve as curve
 from fewshift.trust.calibration import Calibration, calibrated, calibration_of
-from fewshift.trust.gain import Gain, HeldOut, choose
-from fewshift.trust.guard import Accept, Evidence, check_accept, decide, gather
-from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
-from fewshift.trust.shift import Shift, shift
-from fewshift.version import __version__
+from fewshift.trust.choice import adapted_to, fit_chosen
+from fewshift.trust.comparison import RULES, SOURCE, Row
+from fewshift.trust.gain import Gain
+from fewshift.trust.guard import Accept, check_accept, decide, gather
+from fewshift.trust.held_out import HeldOut, ImageAnswers
+from fewshift.trust.leaks import LeakWarning
+from fewshift.trust.shift import Shift
+from fewshift.trust.shift import shift as shift_of
 
-INSIDE = ("cv", "loo")  # ways to get evidence from the support itself
-MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
+__all__ = [
+    "Inspection",
+    "LeakWarning",
+    "adapt",
+    "apply",
+    "compare",
+    "inspect",
+    "known_card",
+    "learning_curve",
+    "load",
+    "merge",
+    "method_from_words",
+    "method_of",
+    "revert",
+    "shift",
+]
 
-
-@dataclass(frozen=True)
-class LayerReport:
-    """One normalisation layer: what adaptation did to it, or why it was left alone."""
-
-    name: str
-    kind: str
-    channels: int
-    skipped: str | None = None
-    details: dict[str, Any] | None = None  # coefficients and shift, as the method noted them
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """The adapted network with everything needed to judge, keep or undo it."""
-
-    model: nn.Module
-    source: nn.Module
-    method: Method
-    accepted: bool
-    reason: str
-    evidence: Evidence
-    calibration: Calibration | None  # None where nothing was held out, or pixels have labels
-    candidate: nn.Module  # the adapted network, whether it was accepted or not
-    layers: tuple[LayerReport, ...]
-    notes: dict[str, Any]
-    support: Support | None
-    validation: Support | None  # labelled images apart from the support, where the evidence comes from such
-    unlabelled: Unlabelled | None
-    classes: tuple[str, ...] | None
-    preprocess: Preprocess | None
-    seed: int
-    seconds: float
-
-    @property
-    def gain(self) -> Gain | None:
-        """What held-out images say; None where nothing could be, or was to be, held out."""
-        return self.evidence.gain
-
-    @cached_property
-    def delta(self) -> Delta:
-        """What changed, and nothing else: nothing if the adaptation was rejected."""
-        return self._delta(self.model)
-
-    @cached_property
-    def candidate_delta(self) -> Delta:
-        """What would have changed, had it been accepted."""
-        return self._delta(self.candidate)
-
-    @cached_property
-    def shift(self) -> Shift | None:
-        """How far the images are from what the source network was trained on; None where that cannot be seen."""
-        images = self.unlabelled if self.support is None else self.support.images
-        with suppress(FewshiftError):
-            return shift(self.source, images)
-        return None
-
-    def _delta(self, model: nn.Module) -> Delta:
-        return Delta.between(
-            self.source,
-            model,
-            method=self.method.name,
-            settings=self.method.settings(),
-            classes=self.classes,
-            preprocess=None if self.preprocess is None else self.preprocess.to_json(),
-            seed=self.seed,
-            shots=None if self.support is None else self.support.shots,
-            version=__version__,
-        )
-
-    def report(self, path: str | Path, delta: str | Path | None = None) -> Path:
-        """Write one self-contained HTML page that a colleague can read; `delta` is where the delta is kept."""
-        from fewshift.report import adaptation_page
-
-        return adaptation_page(self, path, delta)
+Steps = Preprocess | Callable[[Any], Tensor] | None
 
 
 def adapt(
     model: nn.Module,
     support: Any,
     *,
-    method: str | Method = "lccs",
+    method: str | Method = "auto",
     unlabelled: Any = None,
+    shots: int | None = None,
     loss: Loss | None = None,
-    preprocess: Preprocess | Callable[[Any], Tensor] | None = None,
+    preprocess: Steps = None,
     augment: Augment | None = None,
     classes: Sequence[str] | None = None,
     head: str | None = None,
@@ -128,185 +76,265 @@ def adapt(
     accept: Accept = "not-worse",
     seed: int = 0,
     device: torch.device | str | None = None,
-    progress: progress_.Listener | None = None,
+    progress: _progress.Listener | None = None,
 ) -> Adaptation:
     """Fit `model` to the place that `support` comes from.
 
-    `support` is a pair of tensors (images, labels), a dataset of such pairs, or a folder of class folders (then
-    `preprocess` says how an image becomes a tensor); None for a method that looks at `unlabelled` images alone, which
-    are a tensor, a dataset or a folder. Without `classes`, folders in alphabetical order are the network's outputs.
+    `support` is a folder of class folders (or one with images/ and labels/), a pair of tensors (images, labels), or a
+    dataset of such pairs; None for a method that looks at `unlabelled` images alone, which are a folder, a tensor or a
+    dataset. `shots` draws that many images per class (with pixel labels: in all). `preprocess` says how a picture
+    becomes a tensor; a network from `fewshift.load` or timm knows. Without `classes`, or class names that the network
+    knows, folders in alphabetical order are the network's outputs.
 
-    `validate` is where the evidence comes from: "cv" (the support, cross-validated), "loo" (one image left out at a
-    time), labelled images of the target that are not in the support, or None. `accept` is the guard: "not-worse"
-    (something speaks for it, nothing against it), "better", a number of points that the whole interval has to exceed, a
-    callable that is shown the gain, or "always". What is rejected comes back as the source network.
+    `method` is a name or a method; "auto" is our best answer. `validate` is where the evidence comes from: "cv" (the
+    support, cross-validated), "loo" (one image left out at a time), labelled images of the target that are not in the
+    support, or None. `accept` is the guard: "not-worse" (something speaks for it, nothing against it), "better", a
+    number of points that the whole interval has to exceed, a callable that takes the gain, or "always". A rejected
+    adaptation comes back as the source network.
 
-    The name "lccs" alone, cross-validated, stands for LCCS(classifier="evidence"). The given model is never changed,
-    nor is the global random state; the same arguments and seed give the same result.
+    The model is never changed, nor is the global random state; the same arguments and seed give the same result.
     """
     began = time.perf_counter()
     check_accept(accept)
-    chosen = recommended(method) if _is_word(validate, "cv") else method_of(method)
+    chosen = method_of(method)
     if chosen.needs is Needs.STREAM:
         raise FewshiftError(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
             f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
         )
-    checked_seed(seed)
-    target = Target(
-        None if support is None else as_support(support, preprocess, augment, classes),
-        as_unlabelled(unlabelled, preprocess, augment),
-        loss or cross_entropy,
-    )
-    if chosen.needs is Needs.UNLABELLED:
-        target.need_unlabelled(chosen.name)
-    with progress_.told_to(progress):
-        wanted = "target images" if chosen.needs is Needs.NOTHING else f"{chosen.needs.value} images"
-        images = target.some_images(chosen.name, wanted)
-        network, target = fitting(model, target, images, head)
-        home = like(network.model, images).device
-        network_there = network if device is None else moved(network, device)
-        inside = validate is None or _is_word(validate, *INSIDE)
-        given = validate if inside else labelled_apart(validate, preprocess, target, classes)
-        if _is_word(validate, *INSIDE) and target.support is not None:
-            refuse_repeats(target.support.images)
-        fitted = chosen.fit(network_there, target, seed)
-        evidence = gather(network_there, target, chosen, fitted, given, seed)
-        predictor, calibration = _calibrated(network_there, fitted, evidence, images)
+    with _progress.told_to(progress):
+        opened = open_target(
+            model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
+            classes=classes, shots=shots, head=head, seed=seed, device=device,
+        )  # fmt: skip
+        judges = opened.evidence_from(validate, preprocess)
+        network, target = opened.network, opened.target
+        fitted, choice = fit_chosen(network, target, chosen, seed)
+        evidence = gather(network, target, chosen, fitted, choice, judges, seed)
+        # of several candidates, the temperature is that of the one that was taken
+        held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
+        predictor, calibration = _calibrated(opened, fitted, held, evidence.gain)
     verdict = decide(accept, evidence)
-    names = None if classes is None else tuple(classes)
-    candidate = predictor.to(home)
-    divided = {"temperature": calibration.temperature} if calibration and calibration.applied else {}
+    candidate = predictor.to(opened.home)
     return Adaptation(
-        model=candidate if verdict.accepted else network.with_tensors({}),
+        model=candidate if verdict.accepted else _as_it_came(opened),
         source=model,
         method=chosen,
-        accepted=verdict.accepted,
-        reason=verdict.reason,
+        verdict=verdict,
         evidence=evidence,
+        choice=choice,
         calibration=calibration,
         candidate=candidate,
-        layers=_layer_reports(network.layers, network.skipped, fitted.layers),
-        notes=fitted.notes | divided,
+        layers=_layer_reports(network, fitted),
+        notes=fitted.notes | ({"temperature": calibration.temperature} if calibration and calibration.applied else {}),
         support=target.support,
-        validation=None if inside else given,
+        validation=judges if isinstance(judges, Support) else None,
         unlabelled=target.unlabelled,
-        classes=names if target.support is None else target.support.classes,
-        preprocess=preprocess if isinstance(preprocess, Preprocess) else None,
+        classes=opened.classes,
+        preprocess=opened.preprocess,
         seed=seed,
         seconds=time.perf_counter() - began,
     )
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """What can be adapted in a network, and what cannot, before any data."""
+def compare(
+    model: nn.Module,
+    support: Any,
+    methods: Sequence[str | Method | type[Method]] = ("source", "adabn", "lp-ft", "auto"),
+    *,
+    unlabelled: Any = None,
+    shots: int | None = None,
+    loss: Loss | None = None,
+    preprocess: Steps = None,
+    augment: Augment | None = None,
+    classes: Sequence[str] | None = None,
+    head: str | None = None,
+    validate: Any = "cv",
+    select: str | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: _progress.Listener | None = None,
+) -> Comparison:
+    """Judge several methods on the same images; no method has seen the image it is asked about.
 
-    kind: str
-    parameters: int
-    layers: tuple[Layer, ...]
-    skipped: tuple[Skipped, ...]
-    head: str | None
-    classes: int | None
+    `methods` are names or methods; other arguments are as for `adapt`. `validate` is "cv", "loo", or labelled images of
+    the place that are not in the support: then every method is fitted once, to all of the support.
 
-    @property
-    def affine_parameters(self) -> int:
-        """BatchNorm weights and biases: what fine-tuning BatchNorm would learn."""
-        return sum(2 * layer.channels for layer in self.layers if layer.affine)
+    `select` is a rule to choose a method by: "best" takes the lowest held-out cross-entropy, "clear" does so only if
+    the method is clearly ahead of the source network, which it takes otherwise. A method that fails has a row that says
+    why.
+    """
+    began = time.perf_counter()
+    if select not in (None, *RULES):
+        raise FewshiftError(f"select={select!r} is no rule: choose 'best', 'clear' or None")
+    if isinstance(methods, str):
+        raise FewshiftError(f"methods={methods!r} is one word: give a list of names")
+    chosen = [method_of(method) for method in methods]
+    comparison.comparable(chosen)
+    if validate is None:
+        raise FewshiftError("methods are compared on held-out images: choose 'cv' or 'loo', or give labelled images")
+    if support is None and isinstance(validate, str) and not Path(validate).exists():
+        raise FewshiftError("methods are compared by labels: pass a support set, or labelled images as validate")
+    needs = next((method for method in chosen if method.needs is Needs.UNLABELLED), chosen[0])
+    opened = open_target(
+        model, support, unlabelled, needs=needs, loss=loss, preprocess=preprocess, augment=augment,
+        classes=classes, shots=shots, head=head, seed=seed, device=device,
+    )  # fmt: skip
+    judges = opened.evidence_from(validate, preprocess)
+    assert judges is not None  # validate is not None
+    comparison.check_labels(opened.network, opened.target, judges, seed)
 
-    @property
-    def coefficients(self) -> int:
-        """What LCCS learns with n = 1: four numbers per layer."""
-        return 4 * len(self.layers)
+    def row(label: str, method: Method) -> Row:
+        start = time.perf_counter()
+        with _progress.told_to(progress and _naming(label, progress)):
+            evidence = comparison.judge(opened.network, opened.target, method, judges, seed)
+        return Row(label, method, evidence, time.perf_counter() - start)
+
+    labels = comparison.labelled(chosen)
+    with _progress.told_to(progress):
+        rows = {label: row(label, labels[label]) for label in _progress.track(list(labels), "methods")}
+    return Comparison(
+        rows=tuple(rows.values()),
+        source=rows[SOURCE] if SOURCE in rows else row(SOURCE, Source()),
+        select=select,
+        validate="labelled images" if isinstance(judges, Support) else judges,
+        network=type(model).__name__,
+        support=opened.target.support,
+        seed=seed,
+        seconds=time.perf_counter() - began,
+    )
 
 
-def inspect(model: nn.Module, images: Tensor | None = None, head: str | None = None) -> Inspection:
-    """Look at a network. With `images` it is run once: then head, order and layers never executed are known too."""
+def learning_curve(
+    model: nn.Module,
+    support: Any,
+    *,
+    method: str | Method = "auto",
+    shots: Sequence[int] | None = None,
+    draws: int = curve.DRAWS,
+    labelled: Any = None,
+    unlabelled: Any = None,
+    loss: Loss | None = None,
+    preprocess: Steps = None,
+    augment: Augment | None = None,
+    classes: Sequence[str] | None = None,
+    head: str | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: _progress.Listener | None = None,
+) -> LearningCurve:
+    """How the gain of adapting `model` grows with k, the labelled images per class, and from where on it does not.
+
+    For every k of `shots`, k images of each class (with pixel labels: in all) are drawn from the support, `draws`
+    times. The network is adapted to them, and both networks predict images that no k of the draw has seen. Without
+    `shots` these are 1, 2, 3, 5, 10, 20, 50 and so on up to the most that leave one image of each class to judge by;
+    smaller shots leave more. With `labelled`, images of the place outside the support, those judge, and k goes up to
+    all images of the support. Other arguments are as for `adapt`.
+
+    Nothing is rejected: where adaptation hurts, the gain is below zero.
+    """
+    began = time.perf_counter()
+    chosen = method_of(method)
+    if chosen.needs in (Needs.STREAM, Needs.UNLABELLED):
+        raise FewshiftError(
+            f"{chosen.name} does not learn from labelled images, so more of them change nothing: choose another method"
+        )
+    if not isinstance(draws, int) or draws < 1:
+        raise FewshiftError(f"draws={draws!r} is no number of draws: give 1, 2, ...")
+    if support is None:
+        raise FewshiftError("a learning curve needs labelled target images: pass a support set")
+    with _progress.told_to(progress):
+        opened = open_target(
+            model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
+            classes=classes, head=head, seed=seed, device=device,
+        )  # fmt: skip
+        network = opened.network
+        pool = opened.target.need_support(chosen.name).checked(network.output)
+        others = None if labelled is None else opened.labelled_apart(labelled, preprocess)
+        ks = curve.checked_shots(shots, pool, outside=others is not None)
+        places = curve.rotated(curve.strata(pool), ks[-1], draws, seed)
+        adapted = adapted_to(network, opened.target, chosen, seed)
+        measured = curve.measure(network.model, adapted, pool, others, ks, places)
+    flat_from, step = measured.verdict()
+    return LearningCurve(
+        source=100 * float(measured.before.mean()),
+        points=measured.points,
+        flat_from=flat_from,
+        step=step,
+        draws=draws,
+        images=len(measured.images.unique()),
+        outside=others is not None,
+        method=chosen,
+        network=type(model).__name__,
+        support=pool,
+        seed=seed,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def shift(
+    model: nn.Module,
+    images: Any,
+    *,
+    source: Any = None,
+    preprocess: Steps = None,
+    head: str | None = None,
+    progress: _progress.Listener | None = None,
+) -> Shift:
+    """Compare images with those `model` was trained on, layer by layer and without labels; one image is enough.
+
+    `images` are a folder, a tensor or a dataset; `source`, in the same forms, are images known to be like those of
+    training. See `fewshift.trust.shift` for what an alarm means, and what it does not.
+    """
+    return shift_of(model, images, source=source, preprocess=steps_for(model, preprocess), head=head, progress=progress)
+
+
+def inspect(
+    model: nn.Module, images: Tensor | None = None, *, head: str | None = None, size: int | None = None
+) -> Inspection:
+    """Look at a network: what can be adapted in it, and what cannot.
+
+    With `images`, or an empty image of `size` pixels, it is run once: then head, order and layers never executed are
+    known too.
+    """
+    if images is None and size is not None:
+        steps = known_card(model).preprocess
+        images = torch.zeros(2, steps.channels if steps else 3, size, size)
     network = list_layers(model) if images is None else Network.of(model, images, head)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Inspection(type(model).__name__, parameters, network.layers, network.skipped, network.head, network.classes)
 
 
-def recommended(method: str | Method | type[Method]) -> Method:
-    """A name alone stands for the settings that did best where evidence is gathered."""
-    return LCCS(classifier="evidence") if method == LCCS.name else method_of(method)
-
-
-def labelled_apart(given: Any, preprocess: Any, target: Target, classes: Sequence[str] | None) -> Support:
-    """Labelled images to judge by, none of which is in the support."""
-    own = target.support.classes if target.support is not None else None
-    if isinstance(given, str) and not Path(given).exists():
-        raise FewshiftError(
-            f"validate={given!r} is neither a way nor a folder: choose 'cv', 'loo' or None, or give labelled images"
-        )
-    labelled = as_support(given, preprocess, None, classes or own)
-    if target.support is not None:
-        refuse_leaks(find_leaks(target.support.images, labelled.images))
-    return labelled
+def merge(model: nn.Module, delta: Delta | str | Path, out: str | Path, *, undo: bool = False) -> Path:
+    """Write the adapted network as ordinary weights with a card beside them; with `undo`, the source network's."""
+    return write_merged(model, delta if isinstance(delta, Delta) else Delta.load(delta), Path(out), undo=undo)
 
 
 def _calibrated(
-    network: Network, fitted: Fitted, evidence: Evidence, images: Tensor
+    opened: Opened, fitted: Fitted, held: HeldOut | None, gain: Gain | None
 ) -> tuple[nn.Module, Calibration | None]:
     """The predictor under the temperature that held-out images give it, where they are enough to tell."""
-    held, gain = evidence.held, evidence.gain
-    if not isinstance(held, HeldOut) or gain is None:
+    if not isinstance(held, ImageAnswers) or gain is None:
         return fitted.predictor, None
-    # where a method chose between several ways, the temperature is that of the way it took
-    answers = held.candidates.get(choose(held)) if held is fitted.held else None
-    found = calibration_of(held, answers)
-    if found is None:
+    calibration = calibration_of(held)
+    if calibration is None:
         return fitted.predictor, None
-    return calibrated(network, fitted.predictor, found, images, weak=gain.weak)
+    return calibrated(opened.network, fitted.predictor, calibration, opened.images, weak=gain.weak)
 
 
-def _is_word(value: Any, *words: str) -> bool:
-    return isinstance(value, str) and value in words
+def _as_it_came(opened: Opened) -> nn.Module:
+    return opened.network.with_tensors({}).to(opened.home)
 
 
-def method_of(method: str | Method | type[Method]) -> Method:
-    """A method by name with its default settings, or the one given."""
-    if isinstance(method, Method):
-        return method
-    if isinstance(method, type) and issubclass(method, Method):
-        return method()
-    if method not in METHODS:
-        raise FewshiftError(f"there is no method '{method}': choose one of {', '.join(METHODS)}")
-    return METHODS[method]()
+def _layer_reports(network: Network, fitted: Fitted) -> tuple[LayerReport, ...]:
+    adapted = [
+        LayerReport(layer.name, layer.kind, layer.channels, details=fitted.layers.get(layer.name))
+        for layer in network.layers
+    ]
+    skipped = [LayerReport(layer.name, layer.kind, 0, skipped=layer.reason) for layer in network.skipped]
+    return tuple(adapted + skipped)
 
 
-def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:
-    """The view, and the target with pictures padded where the network takes only multiples of some size."""
-    support = target.support
-    if support is None or support.kind.centroids:
-        return Network.of(model, images, head), target
-
-    def look(given: Support) -> Network:
-        sizes = {image.shape: image[None] for image in given.images}
-        first, *_ = [Network.of(model, image, head) for image in sizes.values()]
-        return first
-
-    try:
-        return look(support), target
-    except FewshiftError:
-        for multiple in MULTIPLES:
-            padded = support.padded(multiple)
-            with suppress(FewshiftError):
-                return look(padded), replace(target, support=padded)
-        raise
-
-
-def moved(network: Network, device: torch.device | str) -> Network:
-    """The view of a copy on that device, or one sentence when there is none."""
-    try:
-        return replace(network, model=network.with_tensors({}).to(torch.device(device)))
-    except (RuntimeError, AssertionError) as error:
-        raise FewshiftError(f"device {device} cannot be used ({str(error).splitlines()[0]}): choose another") from error
-
-
-def _layer_reports(
-    layers: tuple[Layer, ...], skipped: tuple[Skipped, ...], details: dict[str, dict[str, Any]]
-) -> tuple[LayerReport, ...]:
-    done = [LayerReport(it.name, it.kind, it.channels, details=details.get(it.name)) for it in layers]
-    left = [LayerReport(it.name, it.kind, 0, skipped=it.reason) for it in skipped]
-    return tuple(done + left)
+def _naming(label: str, listener: _progress.Listener) -> _progress.Listener:
+    """A listener that hears the method's name too."""
+    return lambda what, done, total: listener(f"{label}: {what}", done, total)

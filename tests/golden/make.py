@@ -32,6 +32,7 @@ from fewshift.core.support import Unlabelled
 from fewshift.lab.bench.features import GRIDS, load_grid
 from fewshift.lab.datasets import digits
 from fewshift.models.libraries import load
+from fewshift.report import prose
 from tests.helpers.networks import make_support, make_tiny
 
 HERE = Path(__file__).parent
@@ -121,7 +122,7 @@ def adaptations() -> dict[str, Any]:
                 found[f"{place}/{method}/{seed}"] = {
                     "accepted": result.accepted,
                     "reason": result.reason,
-                    "facts": result.evidence.facts,
+                    "facts": prose.facts(result.evidence),
                     "delta": sha256(*(key.encode() + tensor_bytes(delta.bits[key]) for key in sorted(delta.bits))),
                 }
     return found

@@ -6,11 +6,24 @@ import sys
 
 import typer
 
-from fewshift.cli import comparison, curve, networks, sweeps, training, trust
-from fewshift.cli.app import app
+from fewshift.cli import adapt, compare, demo, inspect_, learning_curve, merge, networks, shift, sweeps, training
+from fewshift.cli.options import app
 from fewshift.errors import FewshiftError
 
-__all__ = ["app", "comparison", "curve", "main", "networks", "sweeps", "training", "trust"]
+__all__ = [
+    "adapt",
+    "app",
+    "compare",
+    "demo",
+    "inspect_",
+    "learning_curve",
+    "main",
+    "merge",
+    "networks",
+    "shift",
+    "sweeps",
+    "training",
+]
 
 
 def main() -> None:

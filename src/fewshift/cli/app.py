@@ -7,13 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    help="Fit a trained network to a new place with a handful of labelled images.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+from fewshift.cli.options import app
+
+__all__ = ["app"]
 
 Model = Annotated[
     str | None,

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -124,6 +124,13 @@ def number(value: Any) -> str:
 def print_json(value: Any) -> None:
     """One JSON object on stdout."""
     typer.echo(json.dumps(value, indent=1))
+
+
+def print_written(files: Mapping[str, Path | None]) -> None:
+    """One line for each file that was written."""
+    for what, file in files.items():
+        if file is not None:
+            typer.echo(f"{what}: {file} ({file.stat().st_size:,} bytes)")
 
 
 def one_thread() -> None:

@@ -26,6 +26,16 @@ def told_to(listener: Listener | None) -> Iterator[None]:
         _listener.reset(token)
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    """Within the block nobody listens."""
+    token = _listener.set(None)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
 def track(items: Sequence[Item], what: str) -> Iterator[Item]:
     """Iterate over `items` and tell after each how many are done."""
     listener = _listener.get()

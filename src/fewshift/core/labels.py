@@ -29,6 +29,7 @@ class Labels(ABC):
     minibatch: ClassVar[int]  # images that are learned from at a time, unless a method says otherwise
     batch_statistics: ClassVar[bool]  # whether BatchNorm may learn from a minibatch
     centroids: ClassVar[bool]  # whether a class has a centroid: the mean feature of its images
+    stratified: ClassVar[bool]  # whether folds have their share of every class
     ignored: ClassVar[int | None]  # the label that means no label
 
     @abstractmethod
@@ -103,6 +104,7 @@ class ImageLabels(Labels):
     minibatch = 32
     batch_statistics = True
     centroids = True
+    stratified = True
     ignored = None
 
     def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
@@ -167,6 +169,7 @@ class PixelLabels(Labels):
     minibatch = 1
     batch_statistics = False
     centroids = False
+    stratified = False
     ignored = IGNORE
 
     def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from functools import cache
@@ -13,7 +14,6 @@ from torch import nn
 from fewshift.core.network import Network
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.trust.gain import HeldOut, SupportLoss
 
 WORDS = {
     int: "a whole number from 0",
@@ -35,6 +35,21 @@ class Needs(Enum):
 
 
 @dataclass(frozen=True)
+class BlendSearch:
+    """What a search for the share v of the support's statistics found, by the labels of the support itself."""
+
+    v: float
+    before: float  # mean cross-entropy of the support's labels with the source's statistics
+    after: float  # with the blend
+    images: int
+
+    @property
+    def nats(self) -> float:
+        """The log of how many times likelier the labels became, together."""
+        return self.images * (self.before - self.after)
+
+
+@dataclass(frozen=True)
 class Fitted:
     """A predictor, and what is worth knowing about how it came to be.
 
@@ -44,8 +59,7 @@ class Fitted:
     predictor: nn.Module
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
-    held: HeldOut | None = None  # answers about support images by networks that had not seen them, if it made some
-    support_loss: SupportLoss | None = None  # what blending statistics does to it, if it was looked at
+    search: BlendSearch | None = None
 
 
 @dataclass(frozen=True)
@@ -87,18 +101,43 @@ class Method(abc.ABC):
 
     def at_least(self, **least: int) -> None:
         """One sentence when a field is smaller than it can be."""
-        for name, value in least.items():
-            given = getattr(self, name)
-            if given is not None and given < value:
-                raise FewshiftError(f"{name}={getattr(self, name)} is too small: give at least {value}")
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise FewshiftError(f"{name}={value} is too small: give at least {smallest}")
+
+    def one_of(self, **allowed: tuple[object, ...]) -> None:
+        """One sentence when a field is none of the values it can have."""
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                choices = ", ".join(map(str, values))
+                raise FewshiftError(f"{name}={getattr(self, name)!r} is unknown: choose one of {choices}")
 
     def settings(self) -> dict[str, Any]:
         """The fields, ready for JSON: `type(self)(**settings)` is the same method."""
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Composite(Method):
+    """A method that has several candidates for an answer; `trust.choice` decides between them on held-out images."""
+
+    @abc.abstractmethod
+    def candidates(self, network: Network, target: Target) -> tuple[str, ...]:
+        """The names of what can be tried here, the preferred one first."""
+
+    @abc.abstractmethod
+    def fits(self, network: Network, target: Target, seed: int) -> Callable[[str], Fitted]:
+        """Do what all candidates share; the rest is done for each when it is called by name."""
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """The preferred candidate: without held-out images there is nothing to choose by."""
+        network = Network.of(network, target.some_images(self.name, "support images"))
+        return self.fits(network, target, seed)(self.candidates(network, target)[0])
+
+
 @cache
 def _kinds(method: type[Method]) -> dict[str, tuple[type, ...]]:
     """The types that each field may have."""
     hints = get_type_hints(method)
-    return {it.name: get_args(hints[it.name]) or (hints[it.name],) for it in fields(method)}
+    return {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(method)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fewshift.api import Adaptation, adapt
+from fewshift.api import adapt
 from fewshift.core import _progress as progress
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import logits_of
@@ -18,6 +18,7 @@ from fewshift.core.support import Support, Target, Unlabelled, draw_support, oth
 from fewshift.lab.datasets import digits
 from fewshift.methods.catalog import METHODS
 from fewshift.methods.tent import Tent
+from fewshift.report.results import Adaptation
 
 SHOTS = (1, 5, 10)
 BATCH = 128

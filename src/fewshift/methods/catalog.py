@@ -6,12 +6,16 @@ A new method costs one file and one line here.
 from __future__ import annotations
 
 import inspect
+import json
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from fewshift.core.method import Method
+from fewshift.errors import FewshiftError
 from fewshift.methods.adabn import AdaBN
 from fewshift.methods.alpha_bn import AlphaBN
+from fewshift.methods.auto import Auto
 from fewshift.methods.delta_reg import DeltaReg
 from fewshift.methods.finetune import L2, FinetuneBN, FinetuneFeatures, FinetuneHead
 from fewshift.methods.flute import Flute
@@ -29,6 +33,7 @@ from fewshift.methods.testtime_bn import TestTimeBN
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
+        Auto,
         Source,
         TestTimeBN,
         AlphaBN,
@@ -49,6 +54,34 @@ METHODS: dict[str, type[Method]] = {
         SDDA,
     )
 }
+
+
+def method_of(method: str | Method | type[Method]) -> Method:
+    """A method by name with its default settings, or the method itself."""
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, type) and issubclass(method, Method):
+        return method()
+    if method not in METHODS:
+        raise FewshiftError(f"there is no method '{method}': choose one of {', '.join(METHODS)}")
+    return METHODS[method]()
+
+
+def method_from_words(name: str, words: Sequence[str]) -> Method:
+    """A method with fields set from words such as epochs=20 or init=none."""
+    method = type(method_of(name))
+    known = {field.name for field in fields(method)}
+    values: dict[str, Any] = {}
+    for setting in words:
+        key, _, value = setting.partition("=")
+        if key not in known:
+            raise FewshiftError(f"{name} has no setting '{key}': choose one of {', '.join(sorted(known)) or 'none'}")
+        try:
+            values[key] = json.loads({"none": "null"}.get(value.lower(), value))
+        except json.JSONDecodeError:
+            values[key] = value
+    return method(**values)
+
 
 HEADER = """# Methods
 
@@ -83,9 +116,10 @@ def markdown() -> str:
     """The page docs/methods.md."""
     table = ["| name | looks at | returns | paper |", "|---|---|---|---|"]
     table += [
-        f"| [`{it['name']}`](#{it['name']}) | {it['looks at']} | {it['returns']} | {it['paper']} |" for it in rows()
+        f"| [`{row['name']}`](#{row['name']}) | {row['looks at']} | {row['returns']} | {row['paper']} |"
+        for row in rows()
     ]
-    return "\n".join([HEADER, *table, "", *(_section(it, METHODS[it["name"]]) for it in rows())])
+    return "\n".join([HEADER, *table, "", *(_section(row, METHODS[row["name"]]) for row in rows())])
 
 
 def _section(row: dict[str, Any], method: type[Method]) -> str:

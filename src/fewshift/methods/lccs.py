@@ -9,59 +9,31 @@ per layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fewshift.core import _progress as progress
-from fewshift.core.heads import centroids, cosine_logits, nearest_centroid_head, train_head
+from fewshift.core.heads import nearest_centroid_head, train_head
 from fewshift.core.loop import Course, fit
 from fewshift.core.losses import Loss, mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.moments import Moments, Normal, Span, merged, normalised, source_layers, spanning_vectors
-from fewshift.core.network import (
-    Network,
-    batchnorm,
-    channels_last,
-    head_inputs,
-    like,
-    linear,
-    logits_of,
-    refuse_unadaptable,
-)
+from fewshift.core.moments import Normal, Span, merged, normalised, source_layers, spanning_vectors
+from fewshift.core.network import Network, batchnorm, channels_last, like, linear, logits_of, refuse_unadaptable
 from fewshift.core.randomness import minibatches, private_randomness
-from fewshift.core.reading import Blend, read_by_ema, read_support, tied
+from fewshift.core.reading import Blend, read_support, tied
 from fewshift.core.spans import Convex, Linear
-from fewshift.core.support import MINIBATCH, Support, Target
+from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.trust.gain import SOURCE, HeldOut, SupportLoss, choose, folds_of, gathered
+from fewshift.methods._blend import Start, best_by_layer, best_common, by_average, exactly
+from fewshift.methods._variants import VARIANTS, Variant
 
 MOST_CANDIDATES = 1001
-CLASSIFIERS = ("finetuned", "ncc", "source")  # the preferred one first
-EMA = "minibatches, exponential average"
+EMA_EPOCHS = 10  # over random views, for each blend that is tried
 NCC_SHOTS = 5  # from here on the paper replaces the source classifier by nearest centroids
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Where the paper, read correctly, and the authors' released code differ."""
-
-    steps: Literal["every minibatch", "last minibatch"]  # of an epoch, on which the optimiser takes a step
-    drop_last: bool  # an incomplete minibatch is left out
-    stale: bool  # inference uses the statistics from before the last step
-    borrow_scale: bool  # the directions of sigma are scaled by the singular values of the means
-    guard: bool  # layers that see one position per image, or reach sigma <= 0, are taken care of
-    double: bool  # adaptation runs in float64
-
-
-VARIANTS = {
-    "paper": Variant("every minibatch", False, stale=False, borrow_scale=False, guard=True, double=False),
-    "released": Variant("last minibatch", True, stale=True, borrow_scale=True, guard=False, double=True),
-}
 
 
 @dataclass(frozen=True)
@@ -76,13 +48,10 @@ class LCCS(Method):
       images, with pixel labels one, unless batch_size says otherwise.
     - combination: "linear", or "convex" (one weight in [0, 1] per layer and moment, n = 1).
     - objective: "cross-entropy", or "entropy" (labels unused).
-    - classifier: "source", "finetuned" (for classifier_epochs), "ncc", "auto" = source below 5 shots, NCC from 5, or
-      "evidence": finetuned, unless another does clearly better on support images held out in turn. The source's
-      classifier stays where a class has a single image or none.
-    - statistics: "exact" (one pass over the whole support per candidate), "ema" (init_epochs augmented epochs), or
-      "auto" = exact unless there is an augmentation.
+    - classifier: "source", "finetuned" (for classifier_epochs), "ncc", or "auto" = source below 5 shots, NCC from 5.
+    - statistics: "exact" (one pass over the whole support per candidate), "ema" (ten augmented epochs), or "auto" =
+      exact unless there is an augmentation.
     - variant: "paper", or "released" = the authors' code with its quirks.
-    - gradient_head: the head of the gradient stage, "source" or "ncc".
     - min_sigma: a floor for sigma; gamma_floor: a floor for |gamma| of dead channels; adapt_dtype: "float64" for
       reference runs.
     """
@@ -103,109 +72,71 @@ class LCCS(Method):
     classifier: str = "auto"
     classifier_epochs: int = 10
     statistics: str = "auto"
-    init_epochs: int = 10
     variant: str = "paper"
-    gradient_head: str = "source"
     min_sigma: float | None = None
     gamma_floor: float | None = None
     adapt_dtype: str | None = None
 
     def check(self) -> None:
         """Only settings that make sense."""
-        _one_of("combination", self.combination, ("linear", "convex"))
-        _one_of("objective", self.objective, ("cross-entropy", "entropy"))
-        _one_of("classifier", self.classifier, ("source", "finetuned", "ncc", "auto", "evidence"))
-        _one_of("statistics", self.statistics, ("exact", "ema", "auto"))
-        _one_of("variant", self.variant, tuple(VARIANTS))
-        _one_of("gradient_head", self.gradient_head, ("source", "ncc"))
-        _one_of("adapt_dtype", self.adapt_dtype, (None, "float32", "float64"))
+        self.one_of(
+            combination=("linear", "convex"),
+            objective=("cross-entropy", "entropy"),
+            classifier=("source", "finetuned", "ncc", "auto"),
+            statistics=("exact", "ema", "auto"),
+            variant=tuple(VARIANTS),
+            adapt_dtype=(None, "float32", "float64"),
+        )
         if isinstance(self.init, str):
-            _one_of("init", self.init, ("grid", "greedy"))
+            self.one_of(init=("grid", "greedy"))
         elif self.init is not None and not 0 <= self.init <= 1:
             raise FewshiftError(f"init={self.init} is not a blend: give a number from 0 (source) to 1 (support)")
         if isinstance(self.n, str):
-            _one_of("n", self.n, ("k*classes",))
+            self.one_of(n=("k*classes",))
         elif not (self.n >= 1 if isinstance(self.n, int) else 0 < self.n < 1):
             raise FewshiftError(f"n={self.n} is neither a count nor a fraction: give 1, 2, ... or for example 0.9")
-        self.at_least(grid=2, init_epochs=1, batch_size=1)
+        self.at_least(grid=2, batch_size=1)
         if self.grid > MOST_CANDIDATES:
             raise FewshiftError(f"grid={self.grid} is too large: give at most {MOST_CANDIDATES}")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Initialise, span, learn, classify: the four stages of the paper."""
-        support = target.need_support(self.name)
         network = Network.of(network, target.some_images(self.name, "support images"))
+        stages = self.stages(network, target, seed)
+        return self.with_classifier(stages, self._chosen_classifier(stages))
+
+    def stages(self, network: Network, target: Target, seed: int) -> Stages:
+        """Initialise, span, learn: all that comes before the classifier."""
+        support = target.need_support(self.name)
         refuse_unadaptable(network)
-        network, workshop, support = self._prepare(network, support.checked(network.output))
+        network, working, support = self._prepare(network, support.checked(network.output))
         loss = mean_entropy if self.objective == "entropy" else target.cost
+        start = self._initialise(working, support, loss, seed)
+        spans = self._span(working, support, start)
+        learned = self._learn(working, spans, support, start.blend, loss, seed)
+        return Stages(network, working, support, target.cost, seed, start, spans, learned)
 
-        stages = self._stages(workshop, support, loss, seed)
-        start, spans, learned = stages.start, stages.spans, stages.learned
-        held = self._evidence(workshop, support, target, loss, seed) if self.classifier == "evidence" else None
-        kind = self._choose_classifier(workshop, support) if held is None else _kind(choose(held))
-        head = self._classify(workshop, learned.normals, support, target.cost, kind, seed)
-
+    def with_classifier(self, stages: Stages, kind: str) -> Fitted:
+        """The fourth stage: the adapted network with this classifier."""
+        head = self._classify(stages, kind)
+        start, learned, support = stages.start, stages.learned, stages.support
+        labels_searched = self.objective == "cross-entropy" and support.kind.centroids
         return Fitted(
-            network.with_tensors(merged(network, learned.normals) | head.tensors),
-            layers=_layer_notes(workshop, spans, learned),
+            stages.network.with_tensors(merged(stages.network, learned.normals) | head.tensors),
+            layers=_layer_notes(stages.spans, learned),
             notes={
-                "v": _common(start.blend),
+                "v": start.v,
                 "grid": start.curve,
                 "statistics": start.route,
                 "steps": learned.steps,
                 "parameters": learned.parameters,
                 "support_loss": learned.course.losses,
                 "epoch_seconds": learned.course.epoch_seconds,
-                "classifier": head.kind,
+                "classifier": kind,
                 "classifier_loss": head.losses,
             },
-            held=held,
-            support_loss=self._support_loss(start, support),
+            search=start.search(len(support)) if labels_searched else None,
         )
-
-    def _stages(self, network: Network, support: Support, loss: Loss, seed: int) -> Stages:
-        """Initialise, span, learn."""
-        start = self._initialise(network, support, loss, seed)
-        spans = self._span(network, support, start)
-        return Stages(start, spans, self._learn(network, spans, support, start.blend, loss, seed))
-
-    def _support_loss(self, start: Start, support: Support) -> SupportLoss | None:
-        """What the initial blend did for the labels of the support; None where they were not asked, or per pixel."""
-        if not start.curve or self.objective == "entropy" or not support.kind.centroids:
-            return None
-        return SupportLoss(next(iter(start.blend.values())), start.curve[0]["loss"], start.loss, len(support))
-
-    def _evidence(self, network: Network, support: Support, target: Target, loss: Loss, seed: int) -> HeldOut | None:
-        """Cross-validate the classifiers: the other stages are run once for each fold, whatever stands on top.
-
-        A class that is not adapted to would be forgotten by a new classifier, and no held-out image could tell: then
-        the source's is kept.
-        """
-        folds = [] if not support.kind.centroids else folds_of(support, "cv", seed)
-        if not folds:
-            return None
-        complete = len(support.counts) == network.classes and support.shots > 1
-        kinds = CLASSIFIERS if complete and network.head is not None else ("source",)
-
-        def answer(kept: Support, held: Support) -> dict[str, Tensor]:
-            normals = self._stages(network, kept, loss, seed).learned.normals
-            found = {SOURCE: _logits(network.model, held)}
-            for kind in kinds:
-                try:
-                    head = self._classify(network, normals, kept, target.cost, kind, seed)
-                except (
-                    FewshiftError
-                ):  # a classifier that cannot be trained, in half precision for example, is no candidate
-                    continue
-                model = normalised(network, normals)
-                state = model.state_dict()
-                with torch.no_grad():
-                    for name, tensor in head.tensors.items():
-                        state[name].copy_(tensor)
-                found[_candidate(kind)] = _logits(model, held)
-            return found
-
-        return gathered(support, folds, answer)
 
     @property
     def _quirks(self) -> Variant:
@@ -224,50 +155,21 @@ class LCCS(Method):
         support = support.prepared(lambda images: channels_last(like(model, images)))
         return network, replace(network, model=model), support
 
-    # stage 1
-
     def _initialise(self, network: Network, support: Support, loss: Loss, seed: int) -> Start:
         """The blend of source and support statistics to start from."""
-        candidates = [step / (self.grid - 1) for step in range(self.grid)]
         if not isinstance(self.init, str):
             return Start(tied(network, float(self.init or 0)))
-        best: Start | None = None
-        if self.init == "grid":
-            curve = []
-            for v in progress.track(candidates, "initialisation"):
-                tried = self._try(network, support, loss, tied(network, v), seed)
-                curve.append({"v": v, "loss": tried.loss})
-                best = _better(best, tried)
-            return replace(_found(best), curve=curve)
 
-        blend = tied(network, 0.0)  # later layers stay at the source until it is their turn
-        for layer in progress.track(network.layers, "initialisation, layer by layer"):
-            best = None
-            for v in candidates:
-                best = _better(best, self._try(network, support, loss, {**blend, layer.name: v}, seed))
-            blend = _found(best).blend
-        return _found(best)
+        def views() -> Iterator[Tensor]:
+            with private_randomness(seed) as generator:  # the same views for every blend
+                for _ in range(EMA_EPOCHS):
+                    for indices in self._minibatches(support, generator):
+                        yield support.batch(indices)[0]
 
-    def _try(self, network: Network, support: Support, loss: Loss, blend: Blend, seed: int) -> Start:
-        """A candidate: statistics estimated under this blend and held, its loss on the plain support."""
-        if self.statistics == "exact" or (self.statistics == "auto" and support.augment is None):
-            reading = read_support(network, support, blend)
-            return Start(blend, support.loss_of(loss, reading.logits), reading.moments, route=reading.route)
-        with private_randomness(seed) as generator:  # the same views for every candidate
-            views = (
-                support.batch(indices)[0]
-                for _ in range(self.init_epochs)
-                for indices in self._minibatches(support, generator)
-            )
-            estimates = read_by_ema(network, views, blend)
-        source = source_layers(network)
-        held = {name: source[name].blend(estimate, blend[name]) for name, estimate in estimates.items()}
-        with torch.no_grad():
-            model = normalised(network, held)
-            answers = [logits_of(model(images)) for images, _ in support.chunks(support.minibatch(self.batch_size))]
-        return Start(blend, support.loss_of(loss, answers), route=EMA)
-
-    # stage 2
+        plain = self.statistics == "exact" or (self.statistics == "auto" and support.augment is None)
+        size = support.minibatch(self.batch_size)
+        attempt = exactly(network, support, loss) if plain else by_average(network, support, loss, size, views)
+        return (best_common if self.init == "grid" else best_by_layer)(network, attempt, self.grid)
 
     def _span(self, network: Network, support: Support, start: Start) -> dict[str, Span]:
         """Spanning vectors from one pass over the whole plain support under the chosen blend."""
@@ -284,9 +186,7 @@ class LCCS(Method):
     def _support_vectors(self, support: Support) -> int | float:
         if self.combination == "convex":
             return 1
-        return self.n if not isinstance(self.n, str) else 1 if not support.kind.centroids else len(support)
-
-    # stage 3
+        return self.n if not isinstance(self.n, str) else len(support) if support.kind.centroids else 1
 
     def _learn(
         self, network: Network, spans: Mapping[str, Span], support: Support, blend: Blend, loss: Loss, seed: int
@@ -294,12 +194,12 @@ class LCCS(Method):
         """Untie the layers and move every coefficient by gradient descent; the spanning vectors are constants."""
         make = Convex if self.combination == "convex" else Linear
         coefficients = {name: make(span, blend[name], split=self._quirks.double) for name, span in spans.items()}
-        parameters = [parameter for it in coefficients.values() for parameter in it.parameters()]
+        parameters = [parameter for layer in coefficients.values() for parameter in layer.parameters()]
         optimizer = torch.optim.Adam(parameters, lr=self.lr)
         source, model = source_layers(network), network.model
 
         def normals() -> dict[str, Normal]:
-            return {name: self._floored(it.normal()) for name, it in coefficients.items()}
+            return {name: self._floored(layer.normal()) for name, layer in coefficients.items()}
 
         def logits(images: Tensor) -> Tensor:
             affine: dict[str, Tensor] = {}
@@ -311,14 +211,12 @@ class LCCS(Method):
             return logits_of(functional_call(model, affine, (images,), tie_weights=False))
 
         def project() -> None:
-            for it in coefficients.values():
-                it.project()
-
-        answer = logits if self.gradient_head == "source" else _centroid_logits(network, model, support, logits)
+            for layer in coefficients.values():
+                layer.project()
 
         def cost(indices: Tensor) -> Tensor:
             images, labels = support.batch(indices)
-            return loss(answer(images), labels)
+            return loss(logits(images), labels)
 
         with private_randomness(seed) as generator:
             course = fit(
@@ -333,7 +231,7 @@ class LCCS(Method):
         self._refuse_degenerate(final)
         return Learned(
             final,
-            {name: it.values() for name, it in coefficients.items()},
+            {name: layer.values() for name, layer in coefficients.items()},
             course,
             steps=int(next(iter(optimizer.state.values()))["step"]) if optimizer.state else 0,
             parameters=sum(parameter.numel() for parameter in parameters),
@@ -367,50 +265,37 @@ class LCCS(Method):
                     "lower lr or epochs, or set min_sigma"
                 )
 
-    # stage 4
-
-    def _classify(
-        self, network: Network, normals: Mapping[str, Normal], support: Support, loss: Loss, kind: str, seed: int
-    ) -> Head:
+    def _classify(self, stages: Stages, kind: str) -> Classifier:
         """The head's new tensors, if it is to change, with the adapted statistics held."""
         if kind == "source":
-            return Head(kind)
+            return Classifier()
+        network, support = stages.working, stages.support
         name = network.need_head(f"classifier='{kind}'")
-        model = normalised(network, normals)
+        model = normalised(network, stages.learned.normals)
         if kind == "ncc":
-            return Head(kind, nearest_centroid_head(network, model, support))
+            return Classifier(nearest_centroid_head(network, model, support))
         layer = linear(model, name).requires_grad_(True)
         optimizer = torch.optim.Adam(layer.parameters(), lr=self.lr)
-        with private_randomness(seed) as generator:
+        with private_randomness(stages.seed) as generator:
             losses = train_head(
                 model,
                 name,
                 support,
-                loss,
+                stages.loss,
                 lambda: self._epoch(support, generator),
                 optimizer,
                 self.classifier_epochs,
             )
-        return Head(kind, {f"{name}.{key}": tensor.detach() for key, tensor in layer.named_parameters()}, losses)
+        return Classifier({f"{name}.{key}": tensor.detach() for key, tensor in layer.named_parameters()}, losses)
 
-    def _choose_classifier(self, network: Network, support: Support) -> str:
+    def _chosen_classifier(self, stages: Stages) -> str:
+        network, support = stages.working, stages.support
         if self.classifier == "ncc" and not support.kind.centroids:
             raise FewshiftError("nearest centroids classify images, not pixels: use classifier='source' or 'finetuned'")
-        if self.classifier not in ("auto", "evidence"):
+        if self.classifier != "auto":
             return self.classifier
         enough = support.shots >= NCC_SHOTS and len(support.counts) == network.classes
         return "ncc" if enough and network.head is not None and support.kind.centroids else "source"
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where the gradient stage starts: a blend, its loss, and what the layers saw if the whole support was passed."""
-
-    blend: Blend
-    loss: float = float("nan")
-    moments: dict[str, Moments] | None = None
-    curve: list[dict[str, float]] = field(default_factory=list)
-    route: str | None = None  # how the images passed
 
 
 @dataclass(frozen=True)
@@ -426,52 +311,24 @@ class Learned:
 
 @dataclass(frozen=True)
 class Stages:
-    """What the first three stages found."""
+    """What the first three stages found, and with what they worked."""
 
+    network: Network  # to merge into
+    working: Network  # to adapt with: in the layout and type that adaptation computes in
+    support: Support  # likewise
+    loss: Loss
+    seed: int
     start: Start
     spans: dict[str, Span]
     learned: Learned
 
 
 @dataclass(frozen=True)
-class Head:
-    """Which classifier stands on top, and its tensors where it is not the source's."""
+class Classifier:
+    """The head's tensors where they are not the source's, and the losses of its training."""
 
-    kind: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
-
-
-def _candidate(kind: str) -> str:
-    return f"{kind} classifier"
-
-
-def _kind(candidate: str) -> str:
-    return candidate.removesuffix(" classifier")
-
-
-@torch.no_grad()
-def _logits(model: nn.Module, support: Support) -> Tensor:
-    return torch.cat([logits_of(model(images)) for images, _ in support.chunks(MINIBATCH)])
-
-
-def _centroid_logits(
-    network: Network, model: nn.Module, support: Support, logits: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor], Tensor]:
-    """Cosines to the centroids of the plain support under the current statistics, the centroids held."""
-    head = network.need_head("gradient_head='ncc'")
-    if not support.kind.centroids:
-        raise FewshiftError("nearest centroids classify images, not pixels: use gradient_head='source'")
-
-    def answer(images: Tensor) -> Tensor:
-        with head_inputs(model, head) as seen:
-            with torch.no_grad():
-                logits(support.pictures)
-            logits(images)
-        plain, views = (it.flatten(1) for it in seen)
-        return cosine_logits(views, centroids(plain, support.targets, int(network.classes or 0)))
-
-    return answer
 
 
 def _lifted(network: Network, floor: float) -> dict[str, Tensor]:
@@ -481,7 +338,7 @@ def _lifted(network: Network, floor: float) -> dict[str, Tensor]:
     return {name: torch.where(state[name].abs() < floor, floor, state[name]) for name in names}
 
 
-def _layer_notes(network: Network, spans: Mapping[str, Span], learned: Learned) -> dict[str, dict[str, Any]]:
+def _layer_notes(spans: Mapping[str, Span], learned: Learned) -> dict[str, dict[str, Any]]:
     """Per layer: coefficients, effective n, the smallest sigma, and how far the support is from the source."""
     notes = {}
     for name, span in spans.items():
@@ -494,26 +351,3 @@ def _layer_notes(network: Network, spans: Mapping[str, Span], learned: Learned) 
             "std_ratio": float((std[1] / std[0]).log().mean().exp()),
         }
     return notes
-
-
-def _better(best: Start | None, tried: Start) -> Start | None:
-    """The one with the lower loss; of equally good ones the later, which has the larger v; never a NaN."""
-    if tried.loss != tried.loss:
-        return best
-    return tried if best is None or tried.loss <= best.loss else best
-
-
-def _found(best: Start | None) -> Start:
-    if best is None:
-        raise FewshiftError("the loss is NaN for every blend of statistics: check the images' preprocessing")
-    return best
-
-
-def _common(blend: Blend) -> float | dict[str, float]:
-    values = set(blend.values())
-    return values.pop() if len(values) == 1 else dict(blend)
-
-
-def _one_of(field: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise FewshiftError(f"{field}={value!r} is unknown: choose one of {', '.join(map(str, allowed))}")

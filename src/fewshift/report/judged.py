@@ -12,10 +12,10 @@ from torch import Tensor
 from fewshift.core.metrics import tally
 from fewshift.images import Preprocess
 from fewshift.report.scenes import Thumbnail, as_bytes, photograph, thumbnail
-from fewshift.trust.gain import HeldOut
+from fewshift.trust.held_out import ImageAnswers
 
 if TYPE_CHECKING:
-    from fewshift.api import Adaptation
+    from fewshift.report.results import Adaptation
 
 SMALL = 128  # pixels of a thumbnail's longer side
 MOST = 24  # images that a page shows
@@ -86,31 +86,33 @@ class Judged:
     @property
     def changed_rows(self) -> list[ClassRow]:
         """The classes whose answers became more or fewer right, losses first."""
-        return sorted((it for it in self.rows if it.after != it.before), key=lambda it: it.after - it.before)
+        return sorted((row for row in self.rows if row.after != row.before), key=lambda row: row.after - row.before)
 
     def count(self, verdict: str) -> int:
         """How many images came to this."""
-        return sum(it.verdict == verdict for it in self.flips)
+        return sum(flip.verdict == verdict for flip in self.flips)
 
     def pairs(self, most: int) -> list[Pair]:
         """The mistakes whose number changed most."""
         change = (self.after - self.before).fill_diagonal_(0)
         order = change.abs().flatten().argsort(descending=True, stable=True)[:most].tolist()
-        places = [divmod(it, len(self.names)) for it in order if change.flatten()[it]]
+        places = [divmod(place, len(self.names)) for place in order if change.flatten()[place]]
         return [Pair(self.names[i], self.names[j], int(self.before[i, j]), int(self.after[i, j])) for i, j in places]
 
 
 def judged(result: Adaptation) -> Judged | None:
     """What there is; None without held-out answers to whole images."""
     held = result.evidence.held
-    if not isinstance(held, HeldOut):
+    if not isinstance(held, ImageAnswers):
         return None
     count = held.source.shape[1]
-    names = [str(it) for it in result.classes or range(count)]
+    names = [str(name) for name in result.classes or range(count)]
     source, adapted = held.source.argmax(1), held.adapted.argmax(1)
-    given = result.support if result.validation is None else result.validation
+    images = result.support if result.validation is None else result.validation
     flips = flipped(held, names)
-    shown = [_pictured(it, given.images[it.image - 1], result.preprocess) for it in flips[:MOST] if given is not None]
+    shown = [
+        _pictured(flip, images.images[flip.image - 1], result.preprocess) for flip in flips[:MOST] if images is not None
+    ]
     return Judged(
         names=names,
         rows=class_rows(held, names),
@@ -120,30 +122,30 @@ def judged(result: Adaptation) -> Judged | None:
     )
 
 
-def class_rows(held: HeldOut, names: Sequence[str]) -> list[ClassRow]:
+def class_rows(held: ImageAnswers, names: Sequence[str]) -> list[ClassRow]:
     """The classes of which an image was held out."""
-    before, after = (it.argmax(1) == held.labels for it in (held.source, held.adapted))
-    found = []
+    before, after = (logits.argmax(1) == held.labels for logits in (held.source, held.adapted))
+    rows = []
     for label in held.labels.unique().tolist():
         mine = held.labels == label
         images = len(held.images[mine].unique())
-        found.append(ClassRow(names[label], images, int(mine.sum()), int(before[mine].sum()), int(after[mine].sum())))
-    return found
+        rows.append(ClassRow(names[label], images, int(mine.sum()), int(before[mine].sum()), int(after[mine].sum())))
+    return rows
 
 
-def flipped(held: HeldOut, names: Sequence[str]) -> list[Flip]:
+def flipped(held: ImageAnswers, names: Sequence[str]) -> list[Flip]:
     """Every image whose answer changed, once: those that became wrong first, then by how often it changed."""
     source, adapted = held.source.argmax(1), held.adapted.argmax(1)
-    found = []
+    flips = []
     for image in held.images[source != adapted].unique().tolist():
         mine = held.images == image
-        truth, said = int(held.labels[mine][0]), int(source[mine][0])
-        others = Counter(it for it in adapted[mine].tolist() if it != said).most_common()
-        verdict = WRONG if said == truth else RIGHT if others[0][0] == truth else STILL
+        truth, before = int(held.labels[mine][0]), int(source[mine][0])
+        others = Counter(label for label in adapted[mine].tolist() if label != before).most_common()
+        verdict = WRONG if before == truth else RIGHT if others[0][0] == truth else STILL
         answers = tuple((names[label], times) for label, times in others)
-        found.append(Flip(image + 1, names[truth], names[said], answers, int(mine.sum()), verdict))
+        flips.append(Flip(image + 1, names[truth], names[before], answers, int(mine.sum()), verdict))
     order = (WRONG, RIGHT, STILL)
-    return sorted(found, key=lambda it: (order.index(it.verdict), -it.flips, it.image))
+    return sorted(flips, key=lambda flip: (order.index(flip.verdict), -flip.flips, flip.image))
 
 
 def _pictured(flip: Flip, image: Tensor, preprocess: Preprocess | None) -> Flip:

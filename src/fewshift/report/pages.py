@@ -23,10 +23,10 @@ from fewshift.report.tables import Listing, Table
 from fewshift.version import __version__
 
 if TYPE_CHECKING:
-    from fewshift.api import Adaptation
     from fewshift.lab.demo import Demo, Row
-    from fewshift.trust.comparison import Comparison
-    from fewshift.trust.learning_curve import LearningCurve
+    from fewshift.report.comparison import Comparison
+    from fewshift.report.learning_curve import LearningCurve
+    from fewshift.report.results import Adaptation
 
 PICTURED = 6  # scenes of a support set that a page shows
 MATRIX = 20  # classes of which a page shows a matrix; of more, a table of what changed most
@@ -46,7 +46,7 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
         result=result,
         changes=words.changes(result),
         judged=found,
-        facts=words.facts(result),
+        facts=words.other_facts(result),
         verdicts=(WRONG, RIGHT, STILL),
         tally=[f"{found.count(it)} {it}" for it in (WRONG, RIGHT, STILL) if found.count(it)] if found else [],
         most=MOST,

@@ -1,22 +1,33 @@
-"""Words: the facts of a result as sentences, captions and cells of tables."""
+"""Prose: the facts of a result as sentences. Nothing reads them but people."""
 
 from __future__ import annotations
 
-import json
-import shlex
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fewshift.core.delta import Delta
+from fewshift.core.method import BlendSearch
 from fewshift.core.support import Support
-from fewshift.trust.gain import HeldOut
+from fewshift.report.layers import columns
+from fewshift.report.phrases import (
+    counted,
+    duration,
+    over_draws,
+    quoted,
+    sentence,
+    shell,
+    size,
+    times_as_likely,
+)
+from fewshift.trust.calibration import Calibration, NotApplied
+from fewshift.trust.gain import LEVEL, Gain
+from fewshift.trust.guard import Evidence, Fact, Missing, Rule, Verdict, Weakness
+from fewshift.trust.shift import Shift
 
 if TYPE_CHECKING:
-    from fewshift.api import Adaptation, LayerReport
+    from fewshift.report.results import Adaptation
 
-ETA, RHO = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER RHO}"
+__all__ = ["columns", "counted", "duration", "over_draws", "quoted", "sentence", "shell", "size"]
+
 NAMED = 4  # tensors
 HEADS = {"source": "the source's", "finetuned": "the finetuned one", "ncc": "nearest centroids"}
 CLASSIFIERS = {
@@ -38,43 +49,37 @@ def summary(result: Adaptation) -> str:
     """The whole story in one sentence."""
     network, method = type(result.source).__name__, type(result.method).__name__
     if not changes(result).bits:
-        return f"{method} was given {given(result)} and left this {network} as it is, bit for bit."
+        return f"{method} was given {looked_at(result)} and left this {network} as it is, bit for bit."
     if not result.accepted:
         return (
-            f"{method} fitted this {network} to {given(result)} in {duration(result.seconds)}. The adapted network was "
-            "rejected, and the source network came back, bit for bit."
+            f"{method} fitted this {network} to {looked_at(result)} in {duration(result.seconds)}. "
+            "The adapted network was rejected, and the source network came back, bit for bit."
         )
     deeds = []
     if learned := result.notes.get("parameters"):
         count = sum(layer.skipped is None for layer in result.layers)
         each = f" (on average {learned / count:.0f} in each of {counted(count, 'layer')})"
-        deeds.append(f"learned {learned:,} numbers{each if any(it.details for it in result.layers) else ''}")
+        deeds.append(f"learned {learned:,} numbers{each if any(layer.details for layer in result.layers) else ''}")
     if deed := CLASSIFIERS.get(result.notes.get("classifier", "")):
         deeds.append(deed)
     done = f"it {' and '.join(deeds)}, so that " if deeds else ""
-    return f"{method} fitted this {network} to {given(result)} in {duration(result.seconds)}: {done}{changed(result)}."
-
-
-def facts(result: Adaptation) -> list[str]:
-    """What else is known about the adapted network, beside what the decision tells."""
-    told = [it for it in result.evidence.facts if it not in result.reason]
-    return [it for it in told if not (result.gain and result.gain.weak and it == result.evidence.words)]
+    return (
+        f"{method} fitted this {network} to {looked_at(result)} in {duration(result.seconds)}: {done}{changed(result)}."
+    )
 
 
 def changes(result: Adaptation) -> Delta:
     """What adaptation changed, or would have, had it been accepted."""
-    told = result.accepted or not result.method.plain  # of what is no plain network there is no difference to tell
-    return result.delta if told else result.candidate_delta
+    known = result.accepted or not result.method.plain  # what is no plain network has no delta
+    return result.delta if known else result.candidate_delta
 
 
 def choice(result: Adaptation) -> str:
-    """Which classifier held-out images chose, where there was a choice; otherwise nothing."""
-    held = result.evidence.held
-    if not isinstance(held, HeldOut) or result.method.settings().get("classifier") != "evidence":
+    """Which candidate held-out images chose, where there was a choice; otherwise nothing."""
+    if result.choice is None or len(result.choice.answers) < 2:
         return ""
-    if len(held.candidates) < 2:
-        return ""
-    return f"Of {len(held.candidates)} classifiers, held-out images chose {HEADS[result.notes['classifier']]}."
+    kind = HEADS.get(result.choice.chosen, result.choice.chosen)
+    return f"Of {len(result.choice.answers)} classifiers, held-out images chose {kind}."
 
 
 def where(result: Adaptation) -> str:
@@ -83,22 +88,17 @@ def where(result: Adaptation) -> str:
     layers = {layer.name for layer in result.layers if layer.skipped is None}
     inside = [name for name in names if name.rpartition(".")[0] in layers]
     others = [name for name in names if name not in inside]
-    told = []
+    parts = []
     if inside:
         count = len({name.rpartition(".")[0] for name in inside})
-        told.append(f"{counted(len(inside), 'tensor')} of {counted(count, 'BatchNorm layer')}")
+        parts.append(f"{counted(len(inside), 'tensor')} of {counted(count, 'BatchNorm layer')}")
     if others:
         rest = len(others) - NAMED
-        told.append(", ".join(others[:NAMED]) + (f" and {counted(rest, 'other')}" if rest > 0 else ""))
-    return ", and ".join(told)
+        parts.append(", ".join(others[:NAMED]) + (f" and {counted(rest, 'other')}" if rest > 0 else ""))
+    return ", and ".join(parts)
 
 
-def sentence(phrase: str) -> str:
-    """The phrase with a capital first letter, the others as they are."""
-    return phrase[:1].upper() + phrase[1:]
-
-
-def given(result: Adaptation) -> str:
+def looked_at(result: Adaptation) -> str:
     """What the method could look at."""
     images = [] if result.support is None else [support(result.support)]
     if result.unlabelled is not None:
@@ -106,13 +106,13 @@ def given(result: Adaptation) -> str:
     return " and ".join(images)
 
 
-def support(given: Support) -> str:
+def support(support: Support) -> str:
     """How many images of how many classes."""
-    counts = given.counts.values()
+    counts = support.counts.values()
     least, most = min(counts), max(counts)
     each = f"k = {least} of each" if least == most else f"{least} to {most} of each, k = {least}"
-    of = f" ({each})" if given.kind.centroids else ""  # of pixels there is no such count
-    return f"{counted(len(given), 'labelled image')} of {counted(len(counts), 'class', 'classes')}{of}"
+    of = f" ({each})" if support.kind.stratified else ""  # images are not counted by class
+    return f"{counted(len(support), 'labelled image')} of {counted(len(counts), 'class', 'classes')}{of}"
 
 
 def changed(result: Adaptation) -> str:
@@ -121,98 +121,173 @@ def changed(result: Adaptation) -> str:
     return f"{len(result.delta.bits)} of its {total} tensors differ now, {size(result.delta)} in all"
 
 
-def size(delta: Delta) -> str:
-    """The changed tensors in bytes."""
-    count = sum(tensor.nbytes for tensor in delta.bits.values())
-    for unit, name in ((1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count} bytes"
-
-
-def duration(seconds: float) -> str:
-    """In a unit that suits it."""
-    for most, unit, name in ((100, 1, "seconds"), (6000, 60, "minutes")):
-        if seconds < most:
-            return f"{seconds / unit:.1f} {name}"
-    return f"{seconds / 3600:.1f} hours"
-
-
-def class_counts(given: Support) -> list[tuple[str, int]]:
+def class_counts(support: Support) -> list[tuple[str, int]]:
     """Name and count of every class that occurs."""
-    return [(_class_name(given, label), count) for label, count in given.counts.items()]
+    return [(_class_name(support, label), count) for label, count in support.counts.items()]
 
 
-def absent_classes(given: Support) -> list[str]:
+def absent_classes(support: Support) -> list[str]:
     """Known classes without an image in the support."""
-    present = given.counts
-    return [name for label, name in enumerate(given.classes or ()) if label not in present]
+    present = support.counts
+    return [name for label, name in enumerate(support.classes or ()) if label not in present]
 
 
-def quoted(text: str) -> str:
-    """As a string in Python."""
-    return json.dumps(text, ensure_ascii=False)
+def _class_name(support: Support, label: int) -> str:
+    return support.classes[label] if support.classes and 0 <= label < len(support.classes) else str(label)
 
 
-def shell(text: str) -> str:
-    """As one word on a command line."""
-    return shlex.quote(text)
+# evidence
 
 
-def counted(count: int, one: str, more: str | None = None) -> str:
-    """A number and what is counted, singular or plural."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
+def gain(gain: Gain) -> str:
+    """What held-out images say."""
+    what = "images" if gain.predictions == gain.images else f"predictions for {gain.images} images"
+    return (
+        f"of {gain.predictions} held-out {what}, {gain.wins} became right and {gain.losses} became wrong: "
+        f"{gain.point:+.1f} points, {interval(gain)}"
+    )
 
 
-def over_draws(values: Sequence[float], sign: str = "") -> str:
-    """Mean ± population standard deviation; a single draw has no spread to tell."""
-    spread = f" ± {statistics.pstdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):{sign}.1f}{spread}"
+def interval(gain: Gain) -> str:
+    """How sure a gain is."""
+    return f"{100 * LEVEL:.0f} % interval {gain.low:+.1f} to {gain.high:+.1f}"
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table of layers; an empty cell is a fact the method did not note."""
-
-    heading: str
-    meaning: str
-    cell: Callable[[LayerReport], str]
-
-
-def columns(result: Adaptation) -> list[Column]:
-    """What the method noted about its layers; columns without any entry are left out."""
-    start = result.notes.get("v")
-    own_start = start if isinstance(start, Mapping) else {}  # a common one stands in the caption
-    possible = [
-        Column("v", "the blend it started from", lambda it: _number(own_start.get(it.name))),
-        Column("n", "support vectors, for mean and deviation", lambda it: _n(_detail(it, "n"))),
-        Column(f"{ETA} source", "weight of the source's mean", lambda it: _weight(it, "eta", 0)),
-        Column(f"{ETA} support", "of the support's mean", lambda it: _weight(it, "eta", 1)),
-        Column(f"{RHO} source", "of the source's standard deviation", lambda it: _weight(it, "rho", 0)),
-        Column(f"{RHO} support", "of the support's", lambda it: _weight(it, "rho", 1)),
-    ]
-    return [column for column in possible if any(column.cell(layer) for layer in result.layers)]
+def blend(search: BlendSearch) -> str:
+    """What blending statistics does to the support's own labels."""
+    return (
+        f"with {100 * search.v:.0f} % of the support's statistics its own {search.images} labels are "
+        f"{times_as_likely(search.nats)}"
+    )
 
 
-def _detail(layer: LayerReport, key: str) -> Any:
-    return (layer.details or {}).get(key)
+WEAK = {
+    Weakness.ONE_SHOT: "each class has a single image, so it cannot be both adapted to and held out",
+    Weakness.FEW_CLASSES: "fewer than half of the classes have images",
+}
+MISSING = {
+    Missing.NOT_ASKED: "nothing was held out, as asked (validate=None)",
+    Missing.NO_LABELS: "there are no labels to judge by",
+    Missing.ONE_IMAGE: "a single image leaves nothing to hold out",
+}
 
 
-def _weight(layer: LayerReport, key: str, place: int) -> str:
-    weights = _detail(layer, key)
-    return _number(weights[place] if weights else None)
+def weakness(evidence: Evidence) -> str:
+    """What is weak about the evidence; empty if nothing is."""
+    return "" if evidence.weakness is None else WEAK[evidence.weakness]
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def missing(evidence: Evidence) -> str:
+    """Why there is no evidence; empty if there is."""
+    if evidence.missing is None:
+        return evidence.error
+    if evidence.missing is Missing.NEEDS_ALL:
+        return f"{evidence.method} cannot do without the images that were held out ({evidence.error})"
+    return MISSING[evidence.missing]
 
 
-def _n(pair: tuple[int, int] | None) -> str:
-    if pair is None:
-        return ""
-    mean, std = pair
-    return f"{mean}" if mean == std else f"{mean}, {std}"
+def _agreement(evidence: Evidence) -> str:
+    share = 100 * (evidence.agreement or 0.0)
+    return (
+        f"{share:.0f} % of the predictions for unlabelled images stay the same, so accuracy there changes by at most "
+        f"{100 - share:.0f} points"
+    )
 
 
-def _class_name(given: Support, label: int) -> str:
-    return given.classes[label] if given.classes and 0 <= label < len(given.classes) else str(label)
+def _unseen(evidence: Evidence) -> str:
+    kept = "their classifier was changed unseen" if evidence.new_classifier else "the source's classifier was kept"
+    return f"the support has no image of {', '.join(evidence.unseen)}: {kept}"
+
+
+def fact(evidence: Evidence, fact: Fact) -> str:
+    """One fact as a phrase."""
+    phrases = {
+        Fact.GAIN: lambda: "" if evidence.gain is None else gain(evidence.gain),
+        Fact.MISSING: lambda: missing(evidence),
+        Fact.WEAKNESS: lambda: f"weak evidence: {weakness(evidence)}",
+        Fact.BLEND: lambda: "" if evidence.blend is None else blend(evidence.blend),
+        Fact.AGREEMENT: lambda: _agreement(evidence),
+        Fact.UNSEEN: lambda: _unseen(evidence),
+    }
+    return phrases[fact]()
+
+
+def facts(evidence: Evidence) -> list[str]:
+    """All that is known, each fact as a phrase."""
+    return [fact(evidence, each) for each in evidence.facts]
+
+
+def other_facts(result: Adaptation) -> list[str]:
+    """What is known beside what the reason for the verdict already says."""
+    return [fact(result.evidence, each) for each in result.evidence.facts if each not in result.verdict.told]
+
+
+def reason(verdict: Verdict, evidence: Evidence) -> str:
+    """Why an adapted network is handed over, or is not."""
+    word = "accepted" if verdict.accepted else "rejected"
+    if evidence.gain is None or verdict.rule not in (Rule.THRESHOLD, Rule.POINT, Rule.LIKELIHOOD):
+        without = "without" if verdict.accepted else "for want of"
+        return {
+            Rule.ALWAYS: "accepted without a condition, as asked (accept='always')",
+            Rule.CALLABLE: f"{word} by your own condition",
+            Rule.UNSEEN_CLASSES: f"{word}: the classifier was changed and the support has no image of "
+            + ", ".join(evidence.unseen),
+        }.get(verdict.rule, f"{word} {without} evidence: {missing(evidence)}")
+    if verdict.rule is not Rule.LIKELIHOOD:
+        limit = (
+            "" if verdict.threshold is None else f",{'' if verdict.accepted else ' not'} above {verdict.threshold:g}"
+        )
+        return f"{word}: {gain(evidence.gain)}{limit}"
+    parts = [gain(evidence.gain), f"their labels are {times_as_likely(evidence.gain.nats)}"]
+    if evidence.blend is not None:
+        parts.append(blend(evidence.blend))
+    if evidence.weakness is not None:
+        parts.append(f"{weakness(evidence)}, so a nat for each image is needed")
+    why = "the evidence is against the adapted network" if verdict.against else "nothing clearly favours it"
+    return f"{word}: {'; '.join(parts)}" + ("" if verdict.accepted else f": {why}")
+
+
+NOT_APPLIED = {
+    NotApplied.NO_HEAD: "the last linear layer is not known",
+    NotApplied.SOURCE_HEAD: "the classifier is the source's",
+    NotApplied.WEAK: "the evidence is weak",
+    NotApplied.TOO_FEW: "there are too few held-out predictions",
+    NotApplied.NO_SIGNAL: "its answers do not tell the classes apart",
+    NotApplied.SURE_ENOUGH: "it is not overconfident",
+    NotApplied.NO_FALL: "it would not clearly lower the cross-entropy on other images",
+    NotApplied.NOT_LAST: "something comes after the last linear layer",
+}
+
+
+def calibration(calibration: Calibration) -> str:
+    """Whether probabilities can be believed, in points: confidence and accuracy in percent."""
+    before, plain, after, chance = (
+        f"{100 * error:.0f}"
+        for error in (calibration.before, calibration.uncalibrated, calibration.after, calibration.chance)
+    )
+    apart = (
+        f"confidence and accuracy are {before} points apart for the source network and {plain} for the adapted one, "
+        f"over {calibration.predictions:,} held-out predictions (chance alone makes about {chance})"
+    )
+    if calibration.refused is None:
+        return f"{apart}; dividing its classifier by a temperature of {calibration.temperature:.2f} makes it {after}"
+    return f"{apart}; no temperature was applied: {NOT_APPLIED[calibration.refused]}"
+
+
+def shift(shift: Shift) -> str:
+    """Whether images differ from those of training."""
+    strongest = shift.ranked[0]
+    images = "image" if shift.given == 1 else f"{shift.given:,} images"
+    if shift.images < shift.given:
+        images += f" ({shift.images} looked at)"
+    scores = f"score {shift.score:.1f}, alarm above {shift.threshold:.1f}"
+    if shift.shifted:
+        differ = "differs" if shift.given == 1 else "differ"
+        source = f"the {shift.source_images} of the source" if shift.source_images else "the network's training images"
+        return (
+            f"the {images} {differ} from {source}: {scores}, "
+            f"strongest in layer '{strongest.name}' (means off by {strongest.mean_shift:.2f} deviations, "
+            f"deviations {strongest.std_ratio:.2f} times the source's)"
+        )
+    alone = "; one image shows gross shifts only" if shift.images == 1 and not shift.source_images else ""
+    return f"no sign of a shift in the {images}: {scores}{alone}"

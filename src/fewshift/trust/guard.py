@@ -1,58 +1,56 @@
-"""Judging an adaptation before it is handed over: held-out answers, and the guard that may keep the source network."""
+"""Judging an adaptation before it is handed over: the evidence, and the guard that may keep the source network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fewshift.core.losses import IGNORE, at_labels, cross_entropy
-from fewshift.core.method import Fitted, Method
+from fewshift.core.method import BlendSearch, Fitted, Method
 from fewshift.core.network import Network, like, logits_of
 from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.trust.gain import (
-    CLEAR,
-    SOURCE,
-    Gain,
-    HeldOut,
-    SupportLoss,
-    folds_of,
-    gain_from,
-    gain_of,
-    gathered,
-    times,
-)
+from fewshift.trust.choice import Choice, cross_validate
+from fewshift.trust.folds import folds_of
+from fewshift.trust.gain import Gain
+from fewshift.trust.held_out import HeldOut, ImageAnswers, asked
 
 Accept = str | float | Callable[[Gain | None], bool]
-ADAPTED = "adapted"
+ACCEPT = ("not-worse", "better", "always")
+CLEAR = math.log(20)  # nats: such a ratio of likelihoods, or a higher one, is seen by chance once in twenty times
 LOOKED_AT = 256  # unlabelled images that both networks are asked about
-SINGLE = "classes have a single image, which can only be held out together with its class: weak evidence"
-FEW = "fewer than half of the classes have images: weak evidence"
 
 
-@dataclass(frozen=True)
-class Shares:
-    """With labels for pixels an image counts once: by the share of them that is right, and by their mean loss.
+class Missing(Enum):
+    """Why there is no evidence."""
 
-    Rows are images that were held out, as in `HeldOut`.
-    """
+    NOT_ASKED = "nothing was held out, as asked"
+    NO_LABELS = "there are no labels to judge by"
+    ONE_IMAGE = "a single image leaves nothing to hold out"
+    NEEDS_ALL = "the method cannot do without the images that were held out"
 
-    images: Tensor  # (n,) positions in the support
-    folds: Tensor  # (n,)
-    before: Tensor  # (n,) shares, of the source network
-    after: Tensor  # (n,) of the adapted one
-    loss_before: Tensor  # (n,)
-    loss_after: Tensor  # (n,)
 
-    @property
-    def gain(self) -> Gain:
-        """The paired difference, image by image."""
-        return gain_from(self.images, self.before, self.after, self.loss_after - self.loss_before)
+class Weakness(Enum):
+    """What is weak about held-out images."""
+
+    ONE_SHOT = "classes have a single image"
+    FEW_CLASSES = "fewer than half of the classes have images"
+
+
+class Fact(Enum):
+    """Something that evidence tells."""
+
+    GAIN = "gain"
+    MISSING = "missing"
+    WEAKNESS = "weakness"
+    BLEND = "blend"
+    AGREEMENT = "agreement"
+    UNSEEN = "unseen"
 
 
 @dataclass(frozen=True)
@@ -60,42 +58,52 @@ class Evidence:
     """What is known about an adaptation that it was not fitted to."""
 
     gain: Gain | None
-    held: HeldOut | Shares | None = None
-    words: str = ""  # why there is none, or what is weak about it
-    failed: bool = False  # it was asked for, there are labels, and still there is none
-    support_loss: SupportLoss | None = None
+    held: HeldOut | None = None
+    missing: Missing | None = None
+    method: str = ""  # whose fit failed
+    error: str = ""  # its sentence
+    weakness: Weakness | None = None
+    blend: BlendSearch | None = None  # what a blend of statistics does to the support's own labels
     agreement: float | None = None  # share of unlabelled images of which both networks say the same
     unseen: tuple[str, ...] = ()  # classes without an image in the support, of which no held-out image can tell
     new_classifier: bool = False
 
     @property
-    def facts(self) -> list[str]:
-        """All that is known, each fact as a phrase."""
-        found = [] if self.gain is None else [self.gain.words]
-        if self.words:
-            found.append(self.words)
-        if self.support_loss is not None:
-            found.append(self.support_loss.words)
-        if self.agreement is not None:
-            same = f"on unlabelled images {100 * self.agreement:.0f} % of the predictions stay the same"
-            found.append(f"{same}, so accuracy there changes by {100 * (1 - self.agreement):.0f} points at most")
-        if self.unseen:
-            kept = "their classifier was changed unseen" if self.new_classifier else "the source's classifier was kept"
-            found.append(f"the support has no image of {', '.join(self.unseen)}: {kept}")
-        return found
+    def facts(self) -> tuple[Fact, ...]:
+        """Which facts there are."""
+        present = {
+            Fact.GAIN: self.gain is not None,
+            Fact.MISSING: self.missing is not None,
+            Fact.WEAKNESS: self.weakness is not None,
+            Fact.BLEND: self.blend is not None,
+            Fact.AGREEMENT: self.agreement is not None,
+            Fact.UNSEEN: bool(self.unseen),
+        }
+        return tuple(fact for fact, known in present.items() if known)
+
+    @property
+    def failed(self) -> bool:
+        """Whether evidence was asked for, labels were there, and still there is none."""
+        return self.missing in (Missing.ONE_IMAGE, Missing.NEEDS_ALL)
 
 
 def gather(
-    network: Network, target: Target, method: Method, fitted: Fitted, validate: str | Support | None, seed: int
+    network: Network,
+    target: Target,
+    method: Method,
+    fitted: Fitted,
+    choice: Choice | None,
+    validate: str | Support | None,
+    seed: int,
 ) -> Evidence:
     """The evidence that was asked for, and what else the adaptation shows."""
-    found = _held_out(network, target, method, fitted, validate, seed)
+    evidence = _held_out(network, target, method, fitted, choice, validate, seed)
     if validate is None:
-        return found
+        return evidence
     inside = not isinstance(validate, Support)
     return replace(
-        found,
-        support_loss=fitted.support_loss if inside else None,
+        evidence,
+        blend=fitted.search if inside else None,
         agreement=_agreement(network, fitted.predictor, target),
         unseen=_unseen(network, target) if inside else (),
         new_classifier=_new_classifier(network, fitted.predictor),
@@ -103,16 +111,22 @@ def gather(
 
 
 def _held_out(
-    network: Network, target: Target, method: Method, fitted: Fitted, validate: str | Support | None, seed: int
+    network: Network,
+    target: Target,
+    method: Method,
+    fitted: Fitted,
+    choice: Choice | None,
+    validate: str | Support | None,
+    seed: int,
 ) -> Evidence:
     if isinstance(validate, Support):
         return on_labelled(network, fitted.predictor, validate)
     if validate is None:
-        return Evidence(None, words="nothing was held out, as asked (validate=None)")
+        return Evidence(None, missing=Missing.NOT_ASKED)
     if target.support is None:
-        return Evidence(None, words="there are no labels to judge by")
-    if fitted.held is not None and validate == "cv":
-        return own_evidence(network, fitted, target.support)
+        return Evidence(None, missing=Missing.NO_LABELS)
+    if choice is not None and validate == "cv":
+        return _judged(network, target.support, choice.held)
     return cross_validated(network, target, method, validate, seed)
 
 
@@ -121,88 +135,32 @@ def cross_validated(network: Network, target: Target, method: Method, kind: str,
     support = target.need_support(method.name).checked(network.output)
     folds = folds_of(support, kind, seed)
     if not folds:
-        return Evidence(None, words="a single image leaves nothing to hold out", failed=True)
-    words = _weakness(network, support)
-
-    def adapted(kept: Support) -> nn.Module:
-        return method.fit(seen_by(network, kept), replace(target, support=kept), seed).predictor
-
+        return Evidence(None, missing=Missing.ONE_IMAGE)
     try:
-        if not support.kind.centroids:
-            shares = _of_pixels(network, support.splits(folds), folds, adapted)
-            return Evidence(shares.gain, shares, words)
-        held = gathered(
-            support,
-            folds,
-            lambda kept, out: {SOURCE: answers(network.model, out), ADAPTED: answers(adapted(kept), out)},
-        )
+        choice = cross_validate(network, replace(target, support=support), method, folds, seed)
     except FewshiftError as error:
-        words = f"{method.name} cannot do without the images that were held out ({error})"
-        return Evidence(None, words=words, failed=True)
-    held = replace(held, adapted=held.candidates[ADAPTED])
-    return Evidence(gain_of(held, weak=bool(words)), held, words)
+        return Evidence(None, missing=Missing.NEEDS_ALL, method=method.name, error=str(error))
+    return _judged(network, support, choice.held)
 
 
-def seen_by(network: Network, support: Support) -> Network:
-    """The view for a part of a support: scenes may differ in size, and the answer to the first has another shape."""
-    if support.kind.centroids:
-        return network
-    return Network.of(network.model, support.images[0][None], network.head)
+def _judged(network: Network, support: Support, held: HeldOut) -> Evidence:
+    weakness = _weakness(network, support)
+    return Evidence(held.gain(weak=weakness is not None), held, weakness=weakness)
 
 
-def own_evidence(network: Network, fitted: Fitted, support: Support) -> Evidence:
-    """From the held-out answers that a method made for its own choices."""
-    assert fitted.held is not None  # who calls this asks before
-    words = _weakness(network, support)
-    return Evidence(gain_of(fitted.held, weak=bool(words)), fitted.held, words)
-
-
-def _weakness(network: Network, support: Support) -> str:
-    """What is weak about held-out images of this support; nothing if it is empty."""
-    if not support.kind.centroids:
-        return ""
+def _weakness(network: Network, support: Support) -> Weakness | None:
+    if not support.kind.stratified:
+        return None
     if support.shots < 2:
-        return SINGLE
-    return FEW if 2 * len(support.counts) < (network.classes or 0) else ""
+        return Weakness.ONE_SHOT
+    return Weakness.FEW_CLASSES if 2 * len(support.counts) < (network.classes or 0) else None
 
 
 def on_labelled(network: Network, predictor: nn.Module, labelled: Support) -> Evidence:
     """On images that took no part in the adaptation."""
     labelled = labelled.checked(network.output)
-    if not labelled.kind.centroids:
-        alone = torch.arange(len(labelled)).split(1)
-        shares = _of_pixels(network, [(labelled, labelled.part(it)) for it in alone], alone, lambda _: predictor)
-        return Evidence(shares.gain, shares)
-    source, adapted = answers(network.model, labelled), answers(predictor, labelled)
-    places = torch.arange(len(labelled))
-    held = HeldOut(labelled.targets.cpu(), places, places * 0, source.cpu().double(), adapted.cpu().double())
-    return Evidence(gain_of(held), held)
-
-
-@torch.no_grad()
-def answers(model: nn.Module, images: Support) -> Tensor:
-    """Logits, one row for each image."""
-    return torch.cat([logits_of(model(like(model, part))) for part, _ in images.chunks(MINIBATCH)])
-
-
-@torch.no_grad()
-def _of_pixels(
-    network: Network,
-    parts: Sequence[tuple[Support, Support]],
-    folds: Sequence[Tensor],
-    adapted: Callable[[Support], nn.Module],
-) -> Shares:
-    """Ask the source network and the adapted ones about every part, image by image."""
-    rows: list[list[float]] = []
-    for kept, out in parts:
-        predictor = adapted(kept)
-        for images, labels in out.chunks(1):
-            logits = [at_labels(logits_of(model(like(model, images))), labels) for model in (network.model, predictor)]
-            right = [(it.argmax(1) == labels)[labels != IGNORE].double().mean().item() for it in logits]
-            loss = [float(cross_entropy(it, labels)) for it in logits]
-            rows.append(right + loss)
-    numbers = torch.cat([torch.full((len(fold),), number) for number, fold in enumerate(folds)])
-    return Shares(torch.cat(list(folds)), numbers, *torch.tensor(rows, dtype=torch.float64).unbind(1))
+    held = asked(network.model, predictor, labelled, torch.arange(len(labelled)), 0)
+    return Evidence(held.gain(), held)
 
 
 def _unseen(network: Network, target: Target) -> tuple[str, ...]:
@@ -210,13 +168,13 @@ def _unseen(network: Network, target: Target) -> tuple[str, ...]:
     support = target.support
     if support is None or network.classes is None:
         return ()
-    return tuple(support.class_name(it) for it in range(network.classes) if it not in support.counts)
+    return tuple(support.class_name(label) for label in range(network.classes) if label not in support.counts)
 
 
 def _new_classifier(network: Network, predictor: nn.Module) -> bool:
     """Whether the head differs from the source's."""
     source, now = network.model.state_dict(), predictor.state_dict()
-    names = [it for it in (f"{network.head}.weight", f"{network.head}.bias") if it in source]
+    names = [name for name in (f"{network.head}.weight", f"{network.head}.bias") if name in source]
     return not all(name in now and torch.equal(source[name], now[name]) for name in names)
 
 
@@ -229,17 +187,42 @@ def _agreement(network: Network, predictor: nn.Module, target: Target) -> float 
     same = []
     for part in places.split(MINIBATCH):
         images = like(network.model, target.unlabelled.batch(part))
-        said = [logits_of(it(images)).argmax(1) for it in (network.model, predictor)]
-        same.append((said[0] == said[1]).double().flatten(1 if said[0].dim() > 1 else 0).flatten())
+        before, after = (logits_of(model(images)).argmax(1) for model in (network.model, predictor))
+        same.append((before == after).double().flatten())
     return float(torch.cat(same).mean())
+
+
+class Rule(Enum):
+    """What a verdict rests on."""
+
+    ALWAYS = "always"
+    CALLABLE = "callable"
+    UNSEEN_CLASSES = "unseen classes"
+    NO_EVIDENCE = "no evidence"
+    POINT = "point"  # of pixels: the mean gain itself
+    LIKELIHOOD = "likelihood"
+    THRESHOLD = "threshold"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the adapted network is handed over, and why."""
+    """Whether the adapted network is handed over, and on what ground."""
 
     accepted: bool
-    reason: str
+    rule: Rule
+    threshold: float | None = None
+    against: bool = False  # the evidence speaks against it, rather than not for it
+
+    @property
+    def told(self) -> tuple[Fact, ...]:
+        """The facts that a sentence about this verdict contains."""
+        return {
+            Rule.UNSEEN_CLASSES: (Fact.UNSEEN,),
+            Rule.NO_EVIDENCE: (Fact.MISSING,),
+            Rule.POINT: (Fact.GAIN,),
+            Rule.LIKELIHOOD: (Fact.GAIN, Fact.BLEND, Fact.WEAKNESS),
+            Rule.THRESHOLD: (Fact.GAIN,),
+        }.get(self.rule, ())
 
 
 def decide(accept: Accept, evidence: Evidence) -> Verdict:
@@ -254,23 +237,17 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
     """
     gain = evidence.gain
     if accept == "always":
-        return Verdict(True, "accepted without a condition, as asked (accept='always')")
+        return Verdict(True, Rule.ALWAYS)
     if callable(accept):
-        said = bool(accept(gain))
-        return Verdict(said, f"{'accepted' if said else 'rejected'} by the condition that was given")
+        return Verdict(bool(accept(gain)), Rule.CALLABLE)
     if accept == "not-worse" and evidence.unseen and evidence.new_classifier:
-        names = ", ".join(evidence.unseen)
-        return Verdict(False, f"rejected: the classifier was changed and the support has no image of {names}")
+        return Verdict(False, Rule.UNSEEN_CLASSES)
     if gain is None:
-        accepted = accept == "not-worse" and not evidence.failed
-        how = "accepted without" if accepted else "rejected for want of"
-        return Verdict(accepted, f"{how} evidence: {evidence.words}")
+        return Verdict(accept == "not-worse" and not evidence.failed, Rule.NO_EVIDENCE)
     if accept == "not-worse":
         return _not_worse(gain, evidence)
-    least = 0.0 if accept == "better" else float(accept)
-    enough = gain.low > least
-    relation = "above" if enough else "not above"
-    return Verdict(enough, f"{_word(enough)}: {gain.words}, {relation} {least:g}")
+    threshold = 0.0 if accept == "better" else float(accept)
+    return Verdict(gain.low > threshold, Rule.THRESHOLD, threshold)
 
 
 def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
@@ -279,32 +256,20 @@ def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
     Accuracies of a few dozen images say little, so the labels' likelihood counts as well, on held-out images and under
     the one number with which statistics are blended. With pixel labels an image is much evidence, and shares decide.
     """
-    if isinstance(evidence.held, Shares):
-        accepted = gain.point > 0 or (gain.point == 0 and gain.loss_change < 0)
-        return Verdict(accepted, f"{_word(accepted)}: {gain.words}")
-    blend = evidence.support_loss
+    if not isinstance(evidence.held, ImageAnswers):
+        return Verdict(gain.point > 0 or (gain.point == 0 and gain.loss_change < 0), Rule.POINT)
     up = gain.low > 0
     # without images to object, one nat for each: the statistics were made of the very images that are asked about
     enough = float(max(CLEAR, gain.images)) if gain.weak else CLEAR
-    for_it = up or gain.nats > enough or (blend is not None and blend.nats > enough)
+    blend = evidence.blend
+    speaks_for = up or gain.nats > enough or (blend is not None and blend.nats > enough)
     against = not up and not gain.weak and (gain.high < 0 or gain.nats < -CLEAR)
-    facts = f"{gain.words}; their labels are {times(gain.nats)} likely"
-    if blend is not None:
-        facts += f"; {blend.words}"
-    if gain.weak:
-        facts += f"; {evidence.words}, so that a nat for each image is asked for"
-    verdict = "that speaks against the adapted network" if against else "nothing speaks clearly for the adapted network"
-    accepted = for_it and not against
-    return Verdict(accepted, f"{_word(accepted)}: {facts}" + ("" if accepted else f": {verdict}"))
-
-
-def _word(accepted: bool) -> str:
-    return "accepted" if accepted else "rejected"
+    return Verdict(speaks_for and not against, Rule.LIKELIHOOD, against=against)
 
 
 def check_accept(accept: Any) -> None:
     """One sentence when a condition is none."""
-    known = accept in ("always", "not-worse", "better") if isinstance(accept, str) else callable(accept)
+    known = accept in ACCEPT if isinstance(accept, str) else callable(accept)
     number = isinstance(accept, (int, float)) and not isinstance(accept, bool) and math.isfinite(accept)
     if not known and not number:
         raise FewshiftError(

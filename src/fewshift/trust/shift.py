@@ -60,7 +60,6 @@ DIRECTIONS = 4  # in which images differ, before any was seen
 DIRECTIONS_COUNT = 5  # images for which that guess stands
 MOST_DIRECTIONS = 60
 NORMAL_95 = 1.6449  # one false alarm in twenty
-TRAINED_ON = "what the network was trained on"
 TINY = 1e-12  # a layer without eps may remember a channel that never varied
 
 
@@ -97,31 +96,11 @@ class Shift:
     @property
     def ranked(self) -> tuple[LayerShift, ...]:
         """The layers, the strongest shift first."""
-        return tuple(sorted(self.layers, key=lambda it: it.rank))
-
-    @property
-    def words(self) -> str:
-        """The verdict in one sentence."""
-        first = self.ranked[0]
-        told = "image" if self.given == 1 else f"{self.given:,} images"
-        if self.images < self.given:
-            told += f" ({self.images} looked at)"
-        scores = f"score {self.score:.1f}, alarm above {self.threshold:.1f}"
-        if self.shifted:
-            differ = "differs" if self.given == 1 else "differ"
-            source = f"the {self.source_images} of the source" if self.source_images else TRAINED_ON
-            return (
-                f"the {told} {differ} from {source}: {scores}, "
-                f"strongest in layer '{first.name}' (means off by {first.mean_shift:.2f} deviations, "
-                f"deviations {first.std_ratio:.2f} times the source's)"
-            )
-        alone = "; one image shows gross shifts only" if self.images == 1 and not self.source_images else ""
-        return f"no sign of a shift in the {told}: {scores}{alone}"
+        return tuple(sorted(self.layers, key=lambda layer: layer.rank))
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields and the verdict as JSON knows them."""
-        verdict = {"shifted": self.shifted, "words": self.words}
-        return verdict | asdict(self) | {"layers": [asdict(it) for it in self.layers]}
+        """The fields and the verdict, as JSON knows them."""
+        return {"shifted": self.shifted} | asdict(self)
 
 
 def shift(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fewshift.api import Adaptation, adapt
+from fewshift.api import adapt
 from fewshift.core import metrics
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import channels_last, like, logits_of
@@ -22,6 +22,8 @@ from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.flaws import Drawn, spoilt
 from fewshift.lab.bench.scenes import Scenery, run_scenes
 from fewshift.methods.catalog import METHODS
+from fewshift.report.results import Adaptation
+from fewshift.trust.choice import fit_chosen
 from fewshift.version import __version__
 
 TEST_SEED = 0  # of the cap on test images: the same images for every seed of the support
@@ -226,7 +228,7 @@ def _answers(task: _Task, stream: Sequence[Tensor]) -> Answers:
         unlabelled = Unlabelled(_Lazy(task.domain, torch.cat(list(stream))))
     target = Target(task.support(), unlabelled)
     began = time.perf_counter()
-    fitted = task.method.fit(task.network, target, task.cell.seed)
+    fitted, _ = fit_chosen(task.network, target, task.method, task.cell.seed)
     adapted = time.perf_counter()
     predictor = fitted.predictor.to(memory_format=torch.channels_last)
     probabilities = _probabilities(predictor, task.domain.batches(stream))
@@ -273,7 +275,7 @@ def _facts(result: Adaptation) -> dict[str, Any]:
         "gain": gain and {name: it if math.isfinite(it) else None for name, it in gain.items()},
         "accepted": result.accepted,
         "reason": result.reason,
-        "support_nats": None if result.evidence.support_loss is None else result.evidence.support_loss.nats,
+        "support_nats": None if result.evidence.blend is None else result.evidence.blend.nats,
         "classifier": result.notes.get("classifier"),
     }
 

@@ -1,4 +1,4 @@
-"""Commands that tell whether to trust a network: is it used on what it was trained on?"""
+"""`fewshift shift`: do images differ from what a network was trained on?"""
 
 from __future__ import annotations
 
@@ -7,44 +7,39 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.app import Crop, Json, Mean, Model, Resize, Std, Weights, app
 from fewshift.cli.console import print_json, print_table, progress_bar
-from fewshift.cli.loading import load_network, steps_of
+from fewshift.cli.options import Head, Json, NetworkOptions, command
 
 TOP = 10  # layers that the table has
 
 
-@app.command()
+@command()
 def shift(
     images: Annotated[Path, typer.Argument(help="A folder of images (or one image) from the new place, no labels.")],
-    model: Model = None,
-    weights: Weights = None,
+    network: NetworkOptions,
     source: Annotated[
         Path | None, typer.Option(help="Images known to be like those of training, to compare with; not needed.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every layer, not only the strongest.")] = False,
-    head: Annotated[str | None, typer.Option(help="The name of the last linear layer, if it is not found.")] = None,
-    resize: Resize = None,
-    crop: Crop = None,
-    mean: Mean = None,
-    std: Std = None,
+    head: Head = None,
     as_json: Json = False,
 ) -> None:
     """Whether images differ from what a network was trained on, layer by layer, without labels."""
     import fewshift
+    from fewshift.report import prose
 
-    loaded = load_network(model, weights, None, resize, crop, mean, std)
+    model = network.load()
     with progress_bar() as tell:
-        found = fewshift.shift(
-            loaded.model, images, source=source, preprocess=steps_of(loaded), head=head, progress=tell
+        shift = fewshift.shift(
+            model, images, source=source, preprocess=network.steps_of(model), head=head, progress=tell
         )
     if as_json:
-        print_json(found.to_json())
+        print_json(shift.to_json() | {"words": prose.shift(shift)})
         return
-    typer.echo(found.words)
-    shown = found.ranked if everything else found.ranked[:TOP]
+    typer.echo(prose.shift(shift))
+    shown = shift.ranked if everything else shift.ranked[:TOP]
     print_table(
         "layers, the strongest shift first" if everything else f"the {len(shown)} layers with the strongest shift",
         ["layer", "score", "means off by", "deviations times"],
-        [[it.name, f"{it.score:.2f}", f"{it.mean_shift:.3f}", f"{it.std_ratio:.3f}"] for it in shown],
+        [[layer.name, f"{layer.score:.2f}", f"{layer.mean_shift:.3f}", f"{layer.std_ratio:.3f}"] for layer in shown],
     )

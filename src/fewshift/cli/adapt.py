@@ -1,0 +1,137 @@
+"""`fewshift adapt`: fit a network to a new place."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fewshift.cli.console import check_outputs, number, print_json, print_written, progress_bar
+from fewshift.cli.options import (
+    LABELLED,
+    Head,
+    Json,
+    MethodName,
+    NetworkOptions,
+    Report,
+    Seed,
+    Setting,
+    Shots,
+    Unlabelled,
+    command,
+)
+from fewshift.errors import FewshiftError
+
+if TYPE_CHECKING:
+    from fewshift import Adaptation
+
+
+@command()
+def adapt(
+    network: NetworkOptions,
+    support: Annotated[Path | None, typer.Option(help=LABELLED)] = None,
+    unlabelled: Unlabelled = None,
+    out: Annotated[Path | None, typer.Option(help="Write the delta here (kilobytes).")] = None,
+    report: Report = None,
+    method: MethodName = "auto",
+    setting: Setting = None,
+    shots: Shots = None,
+    validate: Annotated[
+        str, typer.Option(help="Where the evidence comes from: cv, loo, none, or a folder of other labelled images.")
+    ] = "cv",
+    accept: Annotated[
+        str, typer.Option(help="not-worse, better, always, or a number of points that the interval has to exceed.")
+    ] = "not-worse",
+    write_rejected: Annotated[
+        bool, typer.Option("--write-rejected", help="Write the delta of a rejected adaptation too.")
+    ] = False,
+    head: Head = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Fit a network to the place that the support images come from; exit code 3 if the source network is better."""
+    import fewshift
+    from fewshift.api import method_from_words
+
+    chosen = method_from_words(method, setting or [])
+    if support is None and unlabelled is None:
+        raise typer.BadParameter("give --support, --unlabelled or both")
+    check_outputs([out, report], [network.weights])
+    if (out or report) and not chosen.plain:
+        raise FewshiftError(
+            f"{method} returns a {chosen.returns}, which has no delta and no report: "
+            "leave out --out and --report, or for late-fusion --set scores=logits"
+        )
+    model = network.load()
+    with progress_bar() as tell, leaks_as_warnings():
+        result = fewshift.adapt(
+            model,
+            support,
+            method=chosen,
+            unlabelled=unlabelled,
+            shots=shots,
+            preprocess=network.steps_of(model),
+            classes=network.names,
+            validate=None if validate == "none" else validate,
+            accept=_condition(accept),
+            head=head,
+            seed=seed,
+            progress=tell,
+        )
+    keep = out is not None and (result.accepted or write_rejected)
+    written = {
+        "delta": result.candidate_delta.save(out) if out is not None and keep else None,
+        "report": None if report is None else result.report(report, out if keep else None),
+    }
+    if as_json:
+        print_json(result.to_json() | {name: path and str(path) for name, path in written.items()})
+    else:
+        _print(result, written)
+    if not result.accepted:
+        raise typer.Exit(3)
+
+
+def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
+    from fewshift.report import prose
+
+    count = sum(layer.skipped is None for layer in result.layers)
+    typer.echo(f"{result.method.name}: {prose.looked_at(result)}, {count} BatchNorm layers, {result.seconds:.1f} s")
+    typer.echo(result.reason)
+    if result.notes.get("classifier"):
+        typer.echo(f"blend v = {number(result.notes['v'])}, classifier: {result.notes['classifier']}")
+    if result.calibration is not None and result.calibration.applied:
+        typer.echo(prose.calibration(result.calibration))
+    for layer in (layer for layer in result.layers if layer.skipped):
+        typer.echo(f"left alone: {layer.name} ({layer.kind}): {layer.skipped}")
+    print_written(written)
+
+
+def _condition(text: str) -> str | float:
+    """A word, or a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@contextmanager
+def leaks_as_warnings() -> Iterator[None]:
+    """A warning about similar images is one sentence on stderr, as an error is."""
+    from fewshift.api import LeakWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LeakWarning)
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, LeakWarning):
+                typer.echo(f"warning: {message}", err=True)
+            else:
+                before(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,84 @@
+"""`fewshift compare`: several methods on the same held-out images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fewshift.cli.console import check_outputs, print_json, print_table, print_written, progress_bar
+from fewshift.cli.options import Head, Json, NetworkOptions, Report, Seed, Shots, Support, Unlabelled, command
+
+if TYPE_CHECKING:
+    from fewshift import Comparison
+
+
+@command()
+def compare(
+    support: Support,
+    network: NetworkOptions,
+    unlabelled: Unlabelled = None,
+    methods: Annotated[
+        str, typer.Option(help="Names separated by commas, see `fewshift list methods`.")
+    ] = "source,adabn,lp-ft,auto",
+    select: Annotated[
+        str | None, typer.Option(help="best (lowest held-out cross-entropy), or clear (only if clearly a gain).")
+    ] = None,
+    report: Report = None,
+    shots: Shots = None,
+    validate: Annotated[
+        str, typer.Option(help="Where the evidence comes from: cv, loo, or a folder of other labelled images.")
+    ] = "cv",
+    head: Head = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Several methods on the same held-out images: paired gains over the source network, with intervals."""
+    import fewshift
+    from fewshift.api import method_of
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    for name in names:
+        method_of(name)  # a mistake is noticed before anything is read
+    check_outputs([report], [network.weights])
+    model = network.load()
+    with progress_bar() as tell:
+        comparison = fewshift.compare(
+            model,
+            support,
+            names,
+            unlabelled=unlabelled,
+            shots=shots,
+            preprocess=network.steps_of(model),
+            classes=network.names,
+            validate=validate,
+            select=select,
+            head=head,
+            seed=seed,
+            progress=tell,
+        )
+    page = None if report is None else comparison.report(report)
+    if as_json:
+        print_json(comparison.to_json() | {"report": page and str(page)})
+        return
+    _print(comparison)
+    print_written({"report": page})
+
+
+def _print(comparison: Comparison) -> None:
+    from fewshift.report import prose
+
+    table = comparison.table()
+    print_table(
+        f"{prose.counted(len(table), 'method')} on the same images; gains are points of accuracy over the source",
+        list(table[0]),
+        [list(row.values()) for row in table],
+    )
+    for label, reason in comparison.failures.items():
+        typer.echo(f"{label} has no numbers: {reason}")
+    typer.echo(comparison.words)
+    if comparison.rule:
+        typer.echo(f"rule: {comparison.rule}")
+        typer.echo(f"selected: {comparison.selected or 'nothing'}")
+    if comparison.selected_gain:
+        typer.echo(f"what selecting by this rule is worth: {prose.gain(comparison.selected_gain)}")

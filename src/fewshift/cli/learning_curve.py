@@ -1,0 +1,90 @@
+"""`fewshift learning-curve`: how many labels are worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewshift.cli.console import check_outputs, print_json, print_table, print_written, progress_bar
+from fewshift.cli.options import (
+    Head,
+    Json,
+    MethodName,
+    NetworkOptions,
+    Report,
+    Seed,
+    Setting,
+    Support,
+    Unlabelled,
+    command,
+)
+
+
+@command()
+def learning_curve(
+    support: Support,
+    network: NetworkOptions,
+    labelled: Annotated[
+        Path | None, typer.Option(help="Other labelled images to judge by; otherwise some of the support are left out.")
+    ] = None,
+    unlabelled: Unlabelled = None,
+    report: Report = None,
+    method: MethodName = "auto",
+    setting: Setting = None,
+    shots: Annotated[
+        str | None,
+        typer.Option(
+            help="Images per class (with pixel labels: in all) to try, such as 1,2,5; 1, 2, 3, 5, 10 ... by default."
+        ),
+    ] = None,
+    draws: Annotated[int, typer.Option(min=1, help="How often images are drawn for each of them.")] = 5,
+    head: Head = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """How much adaptation gains from 1, 2, 5 ... labelled images per class, and whether more are worth it."""
+    import fewshift
+    from fewshift.api import method_from_words
+    from fewshift.report.phrases import counted
+
+    chosen, ks = method_from_words(method, setting or []), _counts(shots)
+    check_outputs([report], [network.weights])
+    model = network.load()
+    with progress_bar() as tell:
+        curve = fewshift.learning_curve(
+            model,
+            support,
+            method=chosen,
+            shots=ks,
+            draws=draws,
+            labelled=labelled,
+            unlabelled=unlabelled,
+            preprocess=network.steps_of(model),
+            classes=network.names,
+            head=head,
+            seed=seed,
+            progress=tell,
+        )
+    page = None if report is None else curve.report(report)
+    if as_json:
+        print_json(curve.to_json() | {"report": page and str(page)})
+        return
+    table = curve.table()
+    print_table(
+        f"gain of {method} in points of accuracy over the source network, which has {curve.source:.1f} % right; "
+        f"k {curve.unit}, {counted(draws, 'draw')}, judged by {curve.images} images",
+        list(table[0]),
+        [list(row.values()) for row in table],
+    )
+    typer.echo(curve.words)
+    typer.echo(curve.luck)
+    print_written({"report": page})
+
+
+def _counts(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(number) for number in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is no list of numbers: write it like 1,2,5", param_hint="--shots") from None

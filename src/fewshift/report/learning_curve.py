@@ -1,0 +1,158 @@
+"""What `learning_curve` hands back: the gain against k, as numbers, sentences, a picture, a page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fewshift.core.method import Method
+from fewshift.core.support import Support
+from fewshift.errors import FewshiftError
+from fewshift.report import figures
+from fewshift.trust.gain import LEVEL
+from fewshift.trust.learning_curve import SMALL, Point, Step
+
+HIDDEN = 3.0  # points that may go unseen without a word
+POINTS = " points"
+MORE = "take more draws, or more images to judge by"
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """The gain against k, and whether more labels are worth it.
+
+    `flat_from` is the smallest measured k from which on the curve is flat (see `trust.learning_curve`). It is None
+    where the curve still rises, where a larger k adds a point or more but not clearly, and where one draw cannot tell.
+    `step` is the comparison that decided; its `high` is the rise that may have gone unseen.
+
+    Draws from one support share images, the more of them the closer k is to its size: there the spread is too small.
+    """
+
+    source: float  # accuracy of the source network on the images that judged, in percent
+    points: tuple[Point, ...]
+    flat_from: int | None
+    step: Step | None
+    draws: int
+    images: int  # that judged
+    outside: bool  # whether these are labelled images outside the support
+    method: Method
+    network: str
+    support: Support = field(repr=False, compare=False)
+    seed: int
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """The verdict in one sentence."""
+        first, last = self.points[0], self.points[-1]
+        if first is last:
+            return f"a single k is no curve: {_at(first, POINTS)}: measure others, or label more"
+        if self.step is None and self.draws == 1:
+            return f"one draw cannot tell a rise from chance: {_at(first, POINTS)}, {_at(last)}: take more draws"
+        if self.step is None:
+            return f"these k are too close together to tell a rise: {_at(first, POINTS)}, {_at(last)}: measure others"
+        return self._rises(self.step) if self.flat_from is None else self._flat(self.step)
+
+    def _rises(self, step: Step) -> str:
+        both = f"{_at(self.at(step.shots), POINTS)}, {_at(self.at(step.more))}"
+        if step.clear:
+            return f"the curve still rises at k = {step.more}: {both}: label more"
+        interval = f"{step.low:+.1f} to {step.high:+.1f}"
+        return f"whether the curve rises is not clear: {both}, a difference of {interval}: {MORE}"
+
+    def _flat(self, step: Step) -> str:
+        below, above = self.at(step.shots), self.at(step.more)
+        there = f"{below.mean:+.1f} points there, {_at(above)}"
+        if step.high < 0:
+            return f"no larger k is better than k = {step.shots}: {there}"
+        if step.high >= HIDDEN:
+            return (
+                f"the curve looks flat from k = {step.shots} on: {there}; but with {self.images} images to judge by, "
+                f"a rise of up to {step.high:.1f} points could go unseen: {MORE}"
+            )
+        if max(below.low, above.low) <= 0 and max(below.mean, above.mean) < SMALL:
+            return f"labels do not help {self.method.name} here: {_at(below, POINTS)}, {_at(above)}"
+        return f"the curve is flat from k = {step.shots} on: {there}"
+
+    @property
+    def luck(self) -> str:
+        """How much it matters which images were labelled, in one sentence."""
+        known = [point for point in self.points if point.spread is not None and point.chance is not None]
+        if not known:
+            return "how much it matters which images you label is not known: take more draws, or label more"
+        first = known[0]
+        spread = f"results vary by {first.spread:.1f} points at k = {first.shots}"
+        noise = f"sampling noise alone explains {first.chance:.1f}"
+        matters = [str(point.shots) for point in self.points if point.matters]
+        if not matters:
+            return f"which images you labelled made no measurable difference: {spread}, and {noise}"
+        return f"which images you labelled matters at k = {', '.join(matters)}: {spread}, and {noise}"
+
+    @property
+    def unit(self) -> str:
+        """What k counts."""
+        return self.support.kind.shots_mean
+
+    def at(self, k: int) -> Point:
+        """The point of a k that was measured."""
+        points = {point.shots: point for point in self.points}
+        if k not in points:
+            raise FewshiftError(f"k = {k} was not measured: choose one of {', '.join(map(str, points))}")
+        return points[k]
+
+    def table(self) -> list[dict[str, str]]:
+        """One row for each k, as words; numbers are in `points` and `to_json`."""
+        return [
+            {
+                "k": str(point.shots),
+                "gain": f"{point.mean:+.1f}",
+                "spread": "-" if point.spread is None else f"{point.spread:.1f}",
+                "by chance": "-" if point.chance is None else f"{point.chance:.1f}",
+                "lowest": f"{point.lowest:+.1f}",
+                "highest": f"{point.highest:+.1f}",
+                f"{100 * LEVEL:.0f} % interval": f"{point.low:+.1f} to {point.high:+.1f}",
+            }
+            for point in self.points
+        ]
+
+    def picture(self) -> str:
+        """An SVG: the mean gain against k with the spread over draws, and every draw as a dot."""
+        spoken = "; ".join(f"{_at(point)} ({point.lowest:+.1f} to {point.highest:+.1f})" for point in self.points)
+        return figures.gain_curve(
+            {point.shots: point.gains for point in self.points},
+            across=f"k, {self.unit}",
+            label="gain, points of accuracy",
+            flat_from=self.flat_from,
+            key="learning-curve",
+            alt=f"Gain over the source network for growing k, mean of {self.draws} draws and their range: {spoken}.",
+        )
+
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML page that a colleague can read."""
+        from fewshift.report.pages import curve_page
+
+        return curve_page(self, path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as JSON knows point."""
+        return {
+            "words": self.words,
+            "luck": self.luck,
+            "flat_from": self.flat_from,
+            "source": self.source,
+            "points": [point.to_json() for point in self.points],
+            "step": None if self.step is None else asdict(self.step),
+            "draws": self.draws,
+            "images": self.images,
+            "outside": self.outside,
+            "support": len(self.support),
+            "method": self.method.name,
+            "settings": self.method.settings(),
+            "seed": self.seed,
+            "seconds": self.seconds,
+        }
+
+
+def _at(point: Point, unit: str = "") -> str:
+    return f"{point.mean:+.1f}{unit} at k = {point.shots}"

@@ -1,0 +1,160 @@
+"""What `adapt` and `inspect` hand back."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fewshift.core.delta import Delta
+from fewshift.core.method import Method
+from fewshift.core.network import Layer, Skipped
+from fewshift.core.support import Support, Unlabelled
+from fewshift.errors import FewshiftError
+from fewshift.images.preprocess import Preprocess
+from fewshift.report import prose
+from fewshift.trust.calibration import Calibration
+from fewshift.trust.choice import Choice
+from fewshift.trust.gain import Gain
+from fewshift.trust.guard import Evidence, Verdict
+from fewshift.trust.shift import Shift, shift
+from fewshift.version import __version__
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One normalisation layer: what adaptation did to it, or why it was left alone."""
+
+    name: str
+    kind: str
+    channels: int
+    skipped: str | None = None
+    details: dict[str, Any] | None = None  # coefficients and shift, as the method noted them
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """The adapted network with everything needed to judge, keep or undo it."""
+
+    model: nn.Module
+    source: nn.Module
+    method: Method
+    verdict: Verdict
+    evidence: Evidence
+    choice: Choice | None  # between the candidates of a composite method
+    calibration: Calibration | None  # None where nothing was held out, or pixels have labels
+    candidate: nn.Module  # the adapted network, whether it was accepted or not
+    layers: tuple[LayerReport, ...]
+    notes: dict[str, Any]
+    support: Support | None
+    validation: Support | None  # labelled images apart from the support, where the evidence comes from such
+    unlabelled: Unlabelled | None
+    classes: tuple[str, ...] | None
+    preprocess: Preprocess | None
+    seed: int
+    seconds: float
+
+    @property
+    def accepted(self) -> bool:
+        """Whether `model` is the adapted network; otherwise it is the source network."""
+        return self.verdict.accepted
+
+    @property
+    def reason(self) -> str:
+        """Why, in one sentence."""
+        return prose.reason(self.verdict, self.evidence)
+
+    @property
+    def gain(self) -> Gain | None:
+        """What held-out images say; None where nothing could be, or was to be, held out."""
+        return self.evidence.gain
+
+    @cached_property
+    def delta(self) -> Delta:
+        """What changed, and nothing else: nothing if the adaptation was rejected."""
+        return self._delta(self.model)
+
+    @cached_property
+    def candidate_delta(self) -> Delta:
+        """What would have changed, had it been accepted."""
+        return self._delta(self.candidate)
+
+    @cached_property
+    def shift(self) -> Shift | None:
+        """How far the images are from what the source network was trained on; None where that cannot be seen."""
+        images = self.unlabelled if self.support is None else self.support.images
+        with suppress(FewshiftError):
+            return shift(self.source, images)
+        return None
+
+    def _delta(self, model: nn.Module) -> Delta:
+        return Delta.between(
+            self.source,
+            model,
+            method=self.method.name,
+            settings=self.method.settings(),
+            classes=self.classes,
+            preprocess=None if self.preprocess is None else self.preprocess.to_json(),
+            seed=self.seed,
+            shots=None if self.support is None else self.support.shots,
+            version=__version__,
+        )
+
+    def report(self, path: str | Path, delta: str | Path | None = None) -> Path:
+        """Write one self-contained HTML page that a colleague can read; `delta` is where the delta is kept."""
+        from fewshift.report.pages import adaptation_page
+
+        return adaptation_page(self, path, delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the networks, as JSON knows it."""
+        return {
+            "accepted": self.accepted,
+            "reason": self.reason,
+            "gain": None if self.gain is None else asdict(self.gain),
+            "facts": prose.facts(self.evidence),
+            "calibration": None if self.calibration is None else _plain(self.calibration),
+            "method": self.method.name,
+            "settings": self.method.settings(),
+            "chosen": None if self.choice is None else self.choice.chosen,
+            "seconds": self.seconds,
+            "notes": self.notes,
+            "layers": [
+                {"name": layer.name, "skipped": layer.skipped, **(layer.details or {})} for layer in self.layers
+            ],
+        }
+
+
+def _plain(calibration: Calibration) -> dict[str, Any]:
+    refused = None if calibration.refused is None else calibration.refused.value
+    return asdict(calibration) | {"applied": calibration.applied, "refused": refused}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What can be adapted in a network, and what cannot, before any data."""
+
+    kind: str
+    parameters: int
+    layers: tuple[Layer, ...]
+    skipped: tuple[Skipped, ...]
+    head: str | None
+    classes: int | None
+
+    @property
+    def affine_parameters(self) -> int:
+        """BatchNorm weights and biases: what fine-tuning BatchNorm would learn."""
+        return sum(2 * layer.channels for layer in self.layers if layer.affine)
+
+    @property
+    def coefficients(self) -> int:
+        """What LCCS learns with n = 1: four numbers per layer."""
+        return 4 * len(self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as JSON knows it."""
+        return asdict(self) | {"coefficients": self.coefficients, "affine_parameters": self.affine_parameters}
