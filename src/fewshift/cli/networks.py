@@ -28,8 +28,8 @@ from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
     from fewshift.api import Adaptation
+    from fewshift.cli.loading import Loaded
     from fewshift.images import ImageFolder
-    from fewshift.models.libraries import Loaded
 
 LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
 Window = Annotated[
@@ -94,12 +94,14 @@ def inspect(
 
     import fewshift
     from fewshift.models import libraries as models
+    from fewshift.models.cards import known_card
 
-    loaded = models.load(model, weights if weights is not None else "random")
-    pixels = size or (loaded.preprocess.crop if loaded.preprocess else None)
-    channels = loaded.preprocess.channels if loaded.preprocess else 3
+    network = models.load(model, weights if weights is not None else "random")
+    card = known_card(network)
+    pixels = size or (card.preprocess.crop if card.preprocess else None)
+    channels = card.preprocess.channels if card.preprocess else 3
     image = None if pixels is None else torch.zeros(2, channels, pixels, pixels)
-    found = fewshift.inspect(loaded.model, image)
+    found = fewshift.inspect(network, image)
     if as_json:
         from dataclasses import asdict
 
@@ -107,7 +109,7 @@ def inspect(
         print_json(asdict(found) | counts)
         return
     print_table(
-        f"{loaded.name}: {len(found.layers)} BatchNorm layers",
+        f"{card.arch}: {len(found.layers)} BatchNorm layers",
         ["layer", "kind", "channels", "calls"],
         [[it.name, it.kind, str(it.channels), "?" if it.calls is None else str(it.calls)] for it in found.layers],
     )
@@ -405,15 +407,16 @@ def merge(
     from fewshift.core._files import whole
     from fewshift.core.delta import Delta
     from fewshift.models import libraries as models
+    from fewshift.models.cards import in_library, known_card
 
     card_file = out.with_suffix(".json")
     check_outputs([out, card_file], [weights, delta])
     change = Delta.load(delta)
     loaded = models.load(model, weights, classes=change.classes)
-    network = change.revert(loaded.model) if revert else change.apply(loaded.model)
-    named = loaded.name.partition(":")[0] in models.LIBRARIES  # a card names architectures, never code to run
-    layers = loaded.algorithm and {"name": loaded.algorithm.name, **loaded.algorithm.settings()}
-    card = {"arch": loaded.name if named else None, "classes": change.classes, "algorithm": layers}
+    network = change.revert(loaded) if revert else change.apply(loaded)
+    known = known_card(loaded)
+    named = in_library(str(known.arch))  # a card names architectures, never code to run
+    card = {"arch": known.arch if named else None, "classes": change.classes, "algorithm": known.algorithm}
     card |= change.preprocess or {}
     with whole(out) as draft, whole(card_file) as card_draft:
         save_model(network, str(draft))
