@@ -20,6 +20,7 @@ from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import find_collection
 from fewshift.lab.datasets.copies import from_list, load_scenes
 from fewshift.models import libraries as models
+from fewshift.models.cards import known_card
 from fewshift.trust.shift import Seen, judged, look
 
 COUNTS = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -55,12 +56,12 @@ def show_digits(source: str, other: str, draws: int) -> None:
 
 def show_pacs(file: Path, target: str, root: Path, draws: int) -> None:
     known, loaded = find_collection("pacs"), models.load(None, file)
-    assert loaded.preprocess is not None
+    assert known_card(loaded).preprocess is not None
     views = {}
     for domain in known.domains:
         names = root / "pacs_splits" / f"{domain}_crossval_kfold.txt"
-        images = from_list(names, root / "pacs", known.classes, 1, preprocess=loaded.preprocess)
-        views[domain] = view(loaded.model, images)
+        images = from_list(names, root / "pacs", known.classes, 1, preprocess=known_card(loaded).preprocess)
+        views[domain] = view(loaded, images)
     sources = [domain for domain in known.domains if domain != target]
     mixture = joined([views[it] for it in sources])
     show_both(f"PACS without {target}", "the three domains", mixture, target, views[target], draws)
@@ -70,7 +71,7 @@ def show_pacs(file: Path, target: str, root: Path, draws: int) -> None:
 def show_camvid(file: Path, root: Path, draws: int) -> None:
     loaded = models.load(None, file)
     day, dusk = (
-        view(loaded.model, load_scenes("camvid", it, root, loaded.preprocess), most=120) for it in ("day", "dusk")
+        view(loaded, load_scenes("camvid", it, root, known_card(loaded).preprocess), most=120) for it in ("day", "dusk")
     )
     show_both("CamVid by day", "day", day, "dusk", dusk, draws)
 

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from core import fastest, network, show
-from fewshift.core.normalisation import InstanceBatchNorm, InstanceNorm, IterNorm, SwitchableWhitening
+from fewshift.core.normalisation import InstanceBatchNorm, InstanceNorm, IterNormLayer, SwitchableWhiteningLayer
 from fewshift.lab.training import ISW, Batch, Task, algorithm_of
 
 APART, TOGETHER = torch.contiguous_format, torch.channels_last
 LAYERS: dict[str, Callable[[int], nn.Module]] = {
-    "switchable whitening by 16": SwitchableWhitening,
-    "IterNorm by 64": IterNorm,
-    "IterNorm by 16": lambda channels: IterNorm(channels, 16),
+    "switchable whitening by 16": SwitchableWhiteningLayer,
+    "IterNorm by 64": IterNormLayer,
+    "IterNorm by 16": lambda channels: IterNormLayer(channels, 16),
     "instance norm": InstanceNorm,
     "IBN": InstanceBatchNorm,
 }

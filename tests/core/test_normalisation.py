@@ -14,8 +14,8 @@ from fewshift.core.normalisation import (
     EPS,
     InstanceBatchNorm,
     InstanceNorm,
-    IterNorm,
-    SwitchableWhitening,
+    IterNormLayer,
+    SwitchableWhiteningLayer,
     image_moments,
     inverse_root,
     pooled,
@@ -122,7 +122,7 @@ def test_a_transformation_is_a_matrix_at_every_position(layout):
 # --- the layers beside a naive one
 
 
-def naive_whitening(layer: IterNorm | SwitchableWhitening, images: Tensor) -> Tensor:
+def naive_whitening(layer: IterNormLayer | SwitchableWhiteningLayer, images: Tensor) -> Tensor:
     """Group by group and image by image, with nothing but products; in training mode."""
     outputs = []
     for n, start in ((n, start) for n in range(len(images)) for start in range(0, layer.channels, layer.group)):
@@ -130,7 +130,7 @@ def naive_whitening(layer: IterNorm | SwitchableWhitening, images: Tensor) -> Te
         together = part.transpose(0, 1).flatten(1)
         mean, own_mean = together.mean(1, keepdim=True), part[n].mean(1, keepdim=True)
         covariance = (together - mean) @ (together - mean).T / together.shape[1]
-        if isinstance(layer, SwitchableWhitening):
+        if isinstance(layer, SwitchableWhiteningLayer):
             own = (part[n] - own_mean) @ (part[n] - own_mean).T / part.shape[2]
             of_mean, of_covariance = layer.mean_logits.softmax(0), layer.covariance_logits.softmax(0)
             mean = of_mean[0] * mean + of_mean[1] * own_mean
@@ -149,12 +149,12 @@ def naive_whitening(layer: IterNorm | SwitchableWhitening, images: Tensor) -> Te
 @pytest.mark.parametrize(
     "layer",
     [
-        IterNorm(6, 3),
-        IterNorm(6, 6, iterations=2),
-        IterNorm(6, 1),
-        SwitchableWhitening(6, 2),
-        SwitchableWhitening(6, 6, iterations=0),
-        SwitchableWhitening(6, 3, tied=True),
+        IterNormLayer(6, 3),
+        IterNormLayer(6, 6, iterations=2),
+        IterNormLayer(6, 1),
+        SwitchableWhiteningLayer(6, 2),
+        SwitchableWhiteningLayer(6, 6, iterations=0),
+        SwitchableWhiteningLayer(6, 3, tied=True),
     ],
     ids=repr,
 )
@@ -192,7 +192,7 @@ def test_instance_normalisation_and_its_gradients_are_torchs(layout, affine):
         torch.testing.assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("layer", [IterNorm(4, 2), SwitchableWhitening(4, 2), InstanceNorm(4)], ids=repr)
+@pytest.mark.parametrize("layer", [IterNormLayer(4, 2), SwitchableWhiteningLayer(4, 2), InstanceNorm(4)], ids=repr)
 @pytest.mark.parametrize("gradient", ["of a sum", "of a part"])
 def test_gradients_do_not_depend_on_how_they_lie_in_memory(layer, gradient):
     layer = layer.double()
@@ -266,7 +266,7 @@ def test_iternorm_whitens_the_batch_the_better_the_longer_it_iterates():
     images = make_images(4, 8, 6, 6)
     errors = []
     for iterations in (1, 2, 3, 4, 5, 6):
-        covariance = channel_covariance(IterNorm(8, 4, iterations).double()(images))
+        covariance = channel_covariance(IterNormLayer(8, 4, iterations).double()(images))
         errors.append(max(np.abs(covariance[rows, rows] - np.eye(4)).max() for rows in (slice(4), slice(4, 8))))
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-2
@@ -274,13 +274,13 @@ def test_iternorm_whitens_the_batch_the_better_the_longer_it_iterates():
 
 def test_iternorm_of_single_channels_is_batchnorm_in_training():
     batchnorm, images = unsettle(nn.BatchNorm2d(4)).train(), make_images(3, 4, 5, 5, dtype=torch.float32)
-    layer = IterNorm(4, 1)
+    layer = IterNormLayer(4, 1)
     layer.begin_as(batchnorm)
     torch.testing.assert_close(layer(images), batchnorm(images), rtol=1e-6, atol=1e-6)
 
 
 def test_iternorm_does_not_see_the_scale_of_its_input():
-    images, layer = make_images(4, 4, 6, 6), IterNorm(4, 4).double()
+    images, layer = make_images(4, 4, 6, 6), IterNormLayer(4, 4).double()
     torch.testing.assert_close(layer(40 * images), layer(images), rtol=1e-3, atol=1e-3)
 
 
@@ -291,7 +291,7 @@ def test_a_covariance_by_its_trace_has_no_eigenvalue_above_1():
 
 
 def test_iternorm_averages_whitening_matrices_and_uses_them_at_test():
-    layer = unsettled(IterNorm(4, 2, decay=0.8))
+    layer = unsettled(IterNormLayer(4, 2, decay=0.8))
     mean, whitening = torch.zeros(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64)
     for seed in range(3):
         images = make_images(3, 4, 4, 4, seed=seed)
@@ -313,7 +313,7 @@ def test_iternorm_averages_whitening_matrices_and_uses_them_at_test():
 
 def test_iternorm_begins_as_the_batchnorm_in_its_place():
     batchnorm = unsettle(nn.BatchNorm2d(6, eps=1e-3)).double()
-    layer = IterNorm(6, 3).double()
+    layer = IterNormLayer(6, 3).double()
     layer.begin_as(batchnorm)
     images = make_images(2, 6, 4, 4)
     torch.testing.assert_close(layer.eval()(images), batchnorm(images))
@@ -322,7 +322,7 @@ def test_iternorm_begins_as_the_batchnorm_in_its_place():
 # --- switchable whitening
 
 
-def switched(layer: SwitchableWhitening, logits: tuple[float, float]) -> SwitchableWhitening:
+def switched(layer: SwitchableWhiteningLayer, logits: tuple[float, float]) -> SwitchableWhiteningLayer:
     with torch.no_grad():
         layer.mean_logits.copy_(torch.tensor(logits))
         layer.covariance_logits.copy_(torch.tensor(logits))
@@ -333,7 +333,7 @@ BATCH, IMAGE = (50.0, -50.0), (-50.0, 50.0)
 
 
 def test_by_the_batch_alone_the_batch_is_white():
-    layer = switched(SwitchableWhitening(4, 2, iterations=20), BATCH)
+    layer = switched(SwitchableWhiteningLayer(4, 2, iterations=20), BATCH)
     covariance = channel_covariance(layer(make_images(4, 4, 6, 6)))
     for rows in (slice(2), slice(2, 4)):
         np.testing.assert_allclose(covariance[rows, rows], np.eye(2), atol=1e-3)
@@ -341,7 +341,7 @@ def test_by_the_batch_alone_the_batch_is_white():
 
 @LAYOUTS
 def test_by_the_image_alone_each_image_is_white_whoever_its_mates_are(layout):
-    layer = switched(SwitchableWhitening(4, 4, iterations=20), IMAGE)
+    layer = switched(SwitchableWhiteningLayer(4, 4, iterations=20), IMAGE)
     images = make_images(3, 4, 7, 7, layout=layout)
     output = layer(images)
     for index, image in enumerate(output):
@@ -351,20 +351,20 @@ def test_by_the_image_alone_each_image_is_white_whoever_its_mates_are(layout):
 
 
 def test_by_the_batch_alone_single_channels_are_batchnorm():
-    layer = switched(SwitchableWhitening(4, 1), BATCH)
+    layer = switched(SwitchableWhiteningLayer(4, 1), BATCH)
     images = make_images(3, 4, 5, 5)
     torch.testing.assert_close(layer(images), F.batch_norm(images, None, None, training=True))
 
 
 def test_without_iterations_images_are_scaled_by_the_root_of_the_trace():
-    layer = switched(SwitchableWhitening(4, 4, iterations=0), BATCH)
+    layer = switched(SwitchableWhiteningLayer(4, 4, iterations=0), BATCH)
     images = make_images(3, 4, 5, 5)
     trace = images.var((0, 2, 3), correction=0).sum() + 4 * EPS
     torch.testing.assert_close(layer(images), (images - images.mean((0, 2, 3), keepdim=True)) / trace.sqrt())
 
 
 def test_switchable_whitening_keeps_99_parts_of_its_running_moments_and_uses_them_at_test():
-    layer = switched(SwitchableWhitening(4, 2, iterations=25), BATCH)
+    layer = switched(SwitchableWhiteningLayer(4, 2, iterations=25), BATCH)
     images = make_images(3, 4, 4, 4)
     layer(images)
     np.testing.assert_allclose(layer.running_mean, 0.01 * images.mean((0, 2, 3)))
@@ -380,21 +380,21 @@ def test_switchable_whitening_keeps_99_parts_of_its_running_moments_and_uses_the
 
 def test_switchable_whitening_begins_with_the_moments_of_a_batchnorm():
     batchnorm = unsettle(nn.BatchNorm2d(4)).double()
-    layer = switched(SwitchableWhitening(4, 2, iterations=25), BATCH)
+    layer = switched(SwitchableWhiteningLayer(4, 2, iterations=25), BATCH)
     layer.begin_as(batchnorm)
     images = make_images(2, 4, 3, 3)
     torch.testing.assert_close(layer.eval()(images), batchnorm(images), rtol=1e-4, atol=1e-4)
 
 
 def test_tied_mixtures_are_one_parameter():
-    assert len(list(SwitchableWhitening(4, 2).parameters())) == 4
-    assert len(list(SwitchableWhitening(4, 2, tied=True).parameters())) == 3
+    assert len(list(SwitchableWhiteningLayer(4, 2).parameters())) == 4
+    assert len(list(SwitchableWhiteningLayer(4, 2, tied=True).parameters())) == 3
 
 
 # --- all of them
 
 
-@pytest.mark.parametrize("layer", [IterNorm(4, 2), SwitchableWhitening(4, 2)], ids=repr)
+@pytest.mark.parametrize("layer", [IterNormLayer(4, 2), SwitchableWhiteningLayer(4, 2)], ids=repr)
 def test_channels_that_are_dead_or_alike_leave_finite_numbers(layer):
     images = make_images(3, 4, 4, 4, dtype=torch.float32)
     images[:, 1] = images[:, 0]
@@ -406,7 +406,7 @@ def test_channels_that_are_dead_or_alike_leave_finite_numbers(layer):
     assert images.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("layer", [IterNorm(4, 2), SwitchableWhitening(4, 2)], ids=repr)
+@pytest.mark.parametrize("layer", [IterNormLayer(4, 2), SwitchableWhiteningLayer(4, 2)], ids=repr)
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_half_precision_is_whitened_in_single_precision(layer, kind):
     images = make_images(3, 4, 4, 4).to(kind)
@@ -419,7 +419,7 @@ def test_half_precision_is_whitened_in_single_precision(layer, kind):
 
 
 def test_only_the_batchnorm_half_of_ibn_is_taken_for_batchnorm():
-    model = nn.Sequential(IterNorm(4, 2), SwitchableWhitening(4, 2), InstanceNorm(4), InstanceBatchNorm(4))
+    model = nn.Sequential(IterNormLayer(4, 2), SwitchableWhiteningLayer(4, 2), InstanceNorm(4), InstanceBatchNorm(4))
     assert [name for name, module in model.named_modules() if is_batchnorm(module)] == ["3.batch"]
     found = list_layers(model)
     assert [(layer.name, layer.channels) for layer in found.layers] == [("3.batch", 2)]
@@ -431,9 +431,9 @@ def test_only_the_batchnorm_half_of_ibn_is_taken_for_batchnorm():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: IterNorm(6, 4), "6 channels cannot be whitened in groups of 4: choose a divisor"),
-        (lambda: SwitchableWhitening(20), "20 channels cannot be whitened in groups of 16: choose a divisor"),
-        (lambda: IterNorm(6, 0), "6 channels cannot be whitened in groups of 0: choose a divisor"),
+        (lambda: IterNormLayer(6, 4), "6 channels cannot be whitened in groups of 4: choose a divisor"),
+        (lambda: SwitchableWhiteningLayer(20), "20 channels cannot be whitened in groups of 16: choose a divisor"),
+        (lambda: IterNormLayer(6, 0), "6 channels cannot be whitened in groups of 0: choose a divisor"),
         (lambda: InstanceBatchNorm(4, 0.1), "a share of 0.1 of 4 channels leaves one side empty: choose another"),
     ],
 )
@@ -443,7 +443,7 @@ def test_layers_that_cannot_be_are_one_sentence(make, sentence):
     assert str(told.value) == sentence
 
 
-@pytest.mark.parametrize("layer", [IterNorm(4, 2), SwitchableWhitening(4, 2)], ids=repr)
+@pytest.mark.parametrize("layer", [IterNormLayer(4, 2), SwitchableWhiteningLayer(4, 2)], ids=repr)
 def test_one_position_has_no_covariance_in_training(layer):
     with pytest.raises(FewshiftError, match="one position has no covariance to whiten in training: give more or"):
         layer(torch.ones(1, 4, 1, 1))

@@ -380,7 +380,7 @@ def test_checkpoints_with_an_auxiliary_head_are_loaded(tmp_path):
     model = make(weights=None, weights_backbone=None, num_classes=CLASSES, aux_loss=True)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     loaded = models.load("torchvision:deeplabv3_mobilenet_v3_large", tmp_path / "w.safetensors")
-    assert loaded.model.aux_classifier is not None
+    assert loaded.aux_classifier is not None
 
 
 def test_nearest_centroids_are_for_images():

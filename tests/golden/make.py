@@ -77,7 +77,7 @@ def places() -> dict[str, tuple[nn.Module, Support, Tensor]]:
     chosen = draw_support(labels, 2, seed=0)
     return {
         "tiny": (make_tiny(), make_support(), make_support(seed=2).images),
-        "digits": (load("digits").model, Support(images[chosen], labels[chosen]), images[:64]),
+        "digits": (load("digits"), Support(images[chosen], labels[chosen]), images[:64]),
     }
 
 

@@ -175,7 +175,7 @@ def test_the_image_follows_the_network_in_type(dtype):
 
 def test_an_smp_network_is_answered_at_any_size():
     pytest.importorskip("segmentation_models_pytorch")
-    network = models.load("smp:fpn/resnet18", "random", classes=["a", "b", "c"]).model
+    network = models.load("smp:fpn/resnet18", "random", classes=["a", "b", "c"])
     found = label_map(network, picture(33, 50))
     assert found.labels.shape == (33, 50)
     assert output_shape(network, picture(33, 50))[0] == 3

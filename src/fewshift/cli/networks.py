@@ -25,8 +25,8 @@ from fewshift.cli.scenes import (
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
+    from fewshift.cli.loading import Loaded
     from fewshift.images import ImageFolder
-    from fewshift.models.libraries import Loaded
 
 LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
 Window = Annotated[

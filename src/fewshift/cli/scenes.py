@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from fewshift.cli.loading import Loaded
     from fewshift.core.support import Support
     from fewshift.images import Preprocess
     from fewshift.images.scenes import Scenes
     from fewshift.images.sliding_window import LabelMap
-    from fewshift.models.libraries import Loaded
     from fewshift.report.scenes import Scene, Scores
 
 EXTREMES = 3  # images that a page shows of those that gained most, and of those that lost most

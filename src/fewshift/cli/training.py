@@ -212,31 +212,32 @@ def _chosen(
 def _network(arch: str, weights: str, classes: Sequence[str], seed: int) -> tuple[nn.Module, Preprocess | None]:
     """The network to begin with, and the preprocessing that its library or card knows."""
     from fewshift.core.randomness import private_randomness
-    from fewshift.lab.training.checkpoint import fill
     from fewshift.models import libraries as models
+    from fewshift.models.cards import DIGITS, card_of, known_card
+    from fewshift.models.weights import begin_from
 
     with private_randomness(seed):
-        loaded = models.load(arch, RANDOM, classes=classes)
-    network, own = loaded.model, loaded.preprocess
+        network = models.load(arch, RANDOM, classes=classes)
+    own = known_card(network).preprocess
     if weights == RANDOM:
         return network, own
     if weights == LIBRARYS_OWN:
-        if arch == models.DIGITS:
+        if arch == DIGITS:
             raise FewshiftError(f"the digits network has no {weights} weights: leave --weights out")
         trained = models.load(arch)
-        state, own = trained.model.state_dict(), trained.preprocess
+        state, own = trained.state_dict(), known_card(trained).preprocess
     else:
         state = models.read_weights(weights)
-        own = models.card_of(weights).preprocess(own)
-    fill(network, state, len(classes), weights, arch)
+        own = card_of(weights).over(own).preprocess
+    begin_from(network, state, len(classes), weights, arch)
     return network, own
 
 
 def _named(arch: str) -> dict[str, str]:
     """How the card names the network: `arch`, which is loaded, or a factory, which a card must not choose to run."""
-    from fewshift.models import libraries as models
+    from fewshift.models.cards import in_library
 
-    return {"arch" if arch.partition(":")[0] in models.LIBRARIES else "factory": arch}
+    return {"arch" if in_library(arch) else "factory": arch}
 
 
 def _versions() -> dict[str, str]:

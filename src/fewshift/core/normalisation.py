@@ -173,7 +173,7 @@ class Whitening(nn.Module, abc.ABC):
         return transformed(maps, matrices.expand(count, -1, -1, -1), shifts.expand(count, -1))
 
 
-class IterNorm(Whitening):
+class IterNormLayer(Whitening):
     """Whitening by the batch in training; at test by the running mean and the running whitening matrix."""
 
     def __init__(self, channels: int, group: int = 64, iterations: int = 5, decay: float = 0.9) -> None:
@@ -195,7 +195,7 @@ class IterNorm(Whitening):
         return self._scaled(maps, whitening, -mean)
 
 
-class SwitchableWhitening(Whitening):
+class SwitchableWhiteningLayer(Whitening):
     """Whitening by a mixture of the batch's and the image's own moments; how much of each is learned.
 
     At test the batch's moments are the running ones. `tied`: one mixture for means and covariances.

@@ -10,13 +10,15 @@ from torch import nn
 
 from fewshift.core._files import whole
 from fewshift.core.delta import Delta
-from fewshift.models.cards import known_card
+from fewshift.models.cards import in_library, known_card
 
 
 def write_merged(model: nn.Module, delta: Delta, out: Path, *, undo: bool = False) -> Path:
     """Write the weights of the adapted network, or with `undo` the source network's from adapted ones, and a card."""
     network = delta.revert(model) if undo else delta.apply(model)
-    card = known_card(model).to_json() | {"classes": delta.classes} | dict(delta.preprocess or {})
+    known = known_card(model)
+    arch = known.arch if known.arch and in_library(known.arch) else None  # a card names no code to run
+    card = {"arch": arch, "classes": delta.classes, "algorithm": known.algorithm, **(delta.preprocess or {})}
     with whole(out) as draft, whole(out.with_suffix(".json")) as card_draft:
         save_model(network, str(draft))
         card_draft.write_text(json.dumps({key: value for key, value in card.items() if value is not None}, indent=1))

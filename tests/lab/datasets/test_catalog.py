@@ -24,7 +24,7 @@ from fewshift.lab.datasets import domain as domains
 from fewshift.lab.datasets.catalog import COLLECTIONS, Collection, describe
 from fewshift.lab.datasets.copies import data_root, from_list, load_domain, load_scenes
 from fewshift.lab.datasets.domain import Domain
-from fewshift.models.libraries import Loaded
+from fewshift.models.cards import Card, with_card
 
 SMALL = Preprocess(resize=8, crop=6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
 PACS = COLLECTIONS["pacs"]
@@ -514,7 +514,7 @@ CELL = Cell("pacs", "net", "photo", "source")
 
 @pytest.fixture
 def shop(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> workshop.Workshop:
-    loaded = Loaded(torch.nn.Identity(), SMALL, PACS.classes, "net")
+    loaded = with_card(torch.nn.Identity(), Card("net", PACS.classes, SMALL))
     monkeypatch.setattr(workshop, "load_domain", lambda *_: domain)
     monkeypatch.setattr(workshop, "decoders", lambda: 1)
     monkeypatch.setattr(workshop.models, "load", lambda *_: loaded)

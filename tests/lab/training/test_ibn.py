@@ -21,9 +21,9 @@ from fewshift import LCCS, FewshiftError, Target
 from fewshift.core.network import is_batchnorm, list_layers
 from fewshift.core.normalisation import InstanceBatchNorm, InstanceNorm
 from fewshift.lab.training import ALGORITHMS, algorithm_of
-from fewshift.lab.training.placement import normalise_at
 from fewshift.lab.training.trainer import train
 from fewshift.methods.catalog import METHODS
+from fewshift.models.layers.placement import normalise_at
 from tests.helpers.networks import make_support, same_state, state, unsettle
 from tests.lab.training.test_training import RECIPE, StoppedError, make_checkpoint, make_sources, stop_in_epoch
 
@@ -155,7 +155,7 @@ def test_libraries_resnets_are_known_by_name(name, case):
     if name.startswith("smp"):
         pytest.importorskip("segmentation_models_pytorch")
     with torch.device("meta"):
-        model = fewshift.models.libraries.load(name, "random", classes=list("abc")).model
+        model = fewshift.models.libraries.load(name, "random", classes=list("abc"))
         count = sum(map(is_batchnorm, model.modules()))
         modified(case, model)
         expected = {"ibn a": count, "ibn b": count - 1, "isw": count - 1}[case]
@@ -166,7 +166,7 @@ def test_libraries_resnets_are_known_by_name(name, case):
 
 def test_layers_may_be_named():
     model = algorithm_of("iternorm", {"group": 4, "layers": "layer2.0.bn2, layer3.1"}).modify(make_small())
-    kind = fewshift.core.normalisation.IterNorm
+    kind = fewshift.core.normalisation.IterNormLayer
     assert kinds(model, kind) == ["layer2.0.bn2", "layer3.1.after_addition.norm"]
     model = algorithm_of("ibn", {"variant": "a", "share": 0.25, "layers": "bn1,layer4,layer1.1"}).modify(make_small())
     assert kinds(model, InstanceBatchNorm) == ["bn1", "layer1.1.bn1", "layer4.0.bn1"]
@@ -313,7 +313,7 @@ def test_maps_of_one_pixel_are_told_before_training(case):
         def forward(self, images: Tensor) -> Tensor:
             return super().forward(F.adaptive_avg_pool2d(images, 1))
 
-    with pytest.raises(FewshiftError, match=r"the maps of layer 'bn1' have one pixel, of which instance normalisation"):
+    with pytest.raises(FewshiftError, match=r"the maps of layer 'bn1' have one pixel, and instance normalisation"):
         train(Shrinking(), make_sources(), RECIPE, algorithm_of(name, settings))
 
 

@@ -21,9 +21,9 @@ from fewshift.lab.training import ISW, Algorithm, Learner, Task, algorithm_of, i
 from fewshift.lab.training.augment import photometric
 from fewshift.lab.training.gather import evaluation_steps, gather
 from fewshift.lab.training.isw import covariances, selective_loss, sensitive, style_variances, top_of_lowest
-from fewshift.lab.training.placement import normalise_at
 from fewshift.lab.training.recipes import Recipe
 from fewshift.lab.training.trainer import train
+from fewshift.models.layers.placement import normalise_at
 from tests.helpers.networks import same_state, state
 from tests.lab.training.test_ibn import Small, make_small
 from tests.lab.training.test_training import (

@@ -20,8 +20,8 @@ from fewshift.lab.training.gather import Sources
 from fewshift.lab.training.mixstyle import PARTNERS, anyone, mixed, of_another_domain
 from fewshift.lab.training.recipes import PAPER
 from fewshift.lab.training.samples import Joined, Pool
-from fewshift.lab.training.stages import find_stages
 from fewshift.lab.training.trainer import Trained, train
+from fewshift.models.layers.stages import find_stages
 from tests.helpers.networks import same_state, state, unsettle
 from tests.lab.training.test_training import RECIPE, Listed, StoppedError, make_checkpoint, make_sources, stop_in_epoch
 

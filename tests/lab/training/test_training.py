@@ -25,13 +25,14 @@ from fewshift.lab.datasets.catalog import Collection, find_collection
 from fewshift.lab.training import ALGORITHMS, ERM, Algorithm, Batch, Learner, Task, trainer
 from fewshift.lab.training.augment import AUGMENTATIONS, augmentation, check_augment, enlarge, flip, random_crop, scale
 from fewshift.lab.training.batches import by_domain, check_batches, shuffled
-from fewshift.lab.training.checkpoint import Checkpoint, fill
+from fewshift.lab.training.checkpoint import Checkpoint
 from fewshift.lab.training.gather import Sources, evaluation_steps, gather, load_sources, source_names, split
 from fewshift.lab.training.recipes import OFFICIAL, PAPER, RECIPES, Recipe, find_recipe
 from fewshift.lab.training.samples import Joined, Pool, stacked
 from fewshift.lab.training.schedules import SCHEDULES, Moment
 from fewshift.lab.training.trainer import Trained, order, train
 from fewshift.models import libraries as models
+from fewshift.models.weights import begin_from
 from tests.helpers.networks import make_tiny, same_state, state
 
 STEPS = Preprocess(8, 8, (0.5,) * 3, (0.25,) * 3)
@@ -866,24 +867,37 @@ def test_settings_of_an_algorithm_are_checked():
 def test_weights_for_other_classes_fill_everything_but_the_head():
     model, other = make_tiny(3), make_tiny(5, seed=7)
     head = model.fc.weight.clone()
-    fill(model, other.state_dict(), 3, "w", "tiny")
+    begin_from(model, other.state_dict(), 3, "w", "tiny")
     assert torch.equal(model.fc.weight, head)
     assert torch.equal(model.conv1.weight, other.conv1.weight)
     assert torch.equal(model.bn2.running_var, other.bn2.running_var)
-    fill(model, make_tiny(3, seed=8).state_dict(), 3, "w", "tiny")
+    begin_from(model, make_tiny(3, seed=8).state_dict(), 3, "w", "tiny")
     assert same_state(state(model), state(make_tiny(3, seed=8)))
+
+
+def test_weights_without_a_head_leave_the_head_as_it_was_made():
+    model, other = make_tiny(3), make_tiny(3, seed=7)
+    head = state(model.fc)
+    features = {key: tensor.half() for key, tensor in other.state_dict().items() if not key.startswith("fc.")}
+    begin_from(model, features, 3, "w", "tiny")
+    assert same_state(state(model.fc), head)
+    assert all(
+        torch.equal(model.state_dict()[key], tensor.to(model.state_dict()[key])) for key, tensor in features.items()
+    )
+    with pytest.raises(FewshiftError, match=r"fc.bias is missing, \(3,\) expected"):
+        begin_from(model, features | {"fc.weight": torch.zeros(3, 6)}, 3, "w", "tiny")
 
 
 def test_weights_of_a_classifier_fill_the_encoder_of_a_segmentation_network():
     pytest.importorskip("segmentation_models_pytorch")
-    segmenter = models.load("smp:unet/resnet18", "random", classes=list("abcd")).model
+    segmenter = models.load("smp:unet/resnet18", "random", classes=list("abcd"))
     before = state(segmenter)
     with private_randomness(7):
-        classifier = models.load("torchvision:resnet18", "random", classes=list("abc")).model
-        larger = models.load("torchvision:resnet34", "random", classes=list("abc")).model
+        classifier = models.load("torchvision:resnet18", "random", classes=list("abc"))
+        larger = models.load("torchvision:resnet34", "random", classes=list("abc"))
     with pytest.raises(FewshiftError, match=r"another architecture than unet: layer1\.2\..* is not known there"):
-        fill(segmenter, larger.state_dict(), 4, "w", "unet")
-    fill(segmenter, classifier.state_dict(), 4, "w", "unet")
+        begin_from(segmenter, larger.state_dict(), 4, "w", "unet")
+    begin_from(segmenter, classifier.state_dict(), 4, "w", "unet")
     assert not torch.equal(segmenter.encoder.layer3[1].conv2.weight, before["encoder.layer3.1.conv2.weight"])
     for name, tensor in segmenter.state_dict().items():
         known = classifier.state_dict().get(name.removeprefix("encoder."), before[name])
@@ -903,5 +917,5 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(change, fact):
     model = make_tiny(3)
     before = state(model)
     with pytest.raises(FewshiftError, match=rf"w is a checkpoint of another architecture than tiny: {fact}"):
-        fill(model, change(make_tiny(3, seed=7).state_dict()), 3, "w", "tiny")
+        begin_from(model, change(make_tiny(3, seed=7).state_dict()), 3, "w", "tiny")
     assert same_state(state(model), before)

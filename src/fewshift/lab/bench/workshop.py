@@ -22,6 +22,7 @@ from fewshift.lab.datasets.copies import listed, load_domain, load_scenes, load_
 from fewshift.lab.datasets.domain import Domain, joined
 from fewshift.lab.training.gather import split
 from fewshift.models import libraries as models
+from fewshift.models.cards import Card, card_of, known_card
 
 MEMORY = 4 * 2**30  # bytes of decoded images that a workshop keeps
 MOST_DECODERS = 4  # processes; a network on a CPU does not outrun more
@@ -42,7 +43,7 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
         return Path(weights) / f"{source}.safetensors"
 
     @cache
-    def loaded(source: str) -> models.Loaded:
+    def loaded(source: str) -> nn.Module:
         return models.load(None, file(source))
 
     @cache
@@ -58,21 +59,21 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
         return found.cached()
 
     def network(cell: Cell) -> nn.Module:
-        return digits.source_network(cell.source) if cell.dataset == "digits" else loaded(cell.source).model
+        return digits.source_network(cell.source) if cell.dataset == "digits" else loaded(cell.source)
 
     def scenery(cell: Cell) -> Scenery | None:
         known = find_collection(cell.dataset)
         if not known.dense:
             return None
-        steps = loaded(cell.source).preprocess
+        steps = known_card(loaded(cell.source)).preprocess
         test, origin = load_scenes(known, cell.target, data_root, steps), known.support_domain(cell.target)
         return Scenery(test, test if origin == cell.target else load_scenes(known, origin, data_root, steps))
 
     def domain(cell: Cell) -> Images:
         if cell.dataset != "digits":
-            steps = loaded(cell.source).preprocess
+            steps = known_card(loaded(cell.source)).preprocess
             if cell.target == OWN_SOURCE:
-                return kept(held_out(cell.dataset, models.card_of(file(cell.source)), data_root, steps))
+                return kept(held_out(cell.dataset, card_of(file(cell.source)), data_root, steps))
             return read(cell.dataset, cell.target, steps)
         # at home a network is judged on what it was not trained on
         at_home = cell.target in (OWN_SOURCE, cell.source)
@@ -82,7 +83,7 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
     return Workshop(network, domain, scenery)
 
 
-def held_out(dataset: str, card: models.Card, root: str | None, steps: Preprocess | None) -> Domain:
+def held_out(dataset: str, card: Card, root: str | None, steps: Preprocess | None) -> Domain:
     """The images of a network's source domains that it was not trained on.
 
     Those that the card lists, or that `fewshift train` set aside, where the card says which share that was; the

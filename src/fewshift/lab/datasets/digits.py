@@ -39,12 +39,14 @@ from torch.nn import functional
 from fewshift.core._files import whole
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
+from fewshift.models.cards import DIGITS, Card, with_card
 
 PREPROCESS = Preprocess(resize=28, crop=28, mean=(0.1307,), std=(0.3081,))  # mean and deviation of MNIST's pixels
 ASSETS = Path(__file__).parents[1] / "assets"
 WEIGHTS = ASSETS / "digits-mnist.safetensors"  # of the demonstration
 
 BATCH = 64
+OUTPUTS = 10
 PEAK_RATE = 0.1
 LARGEST_SHIFT = 1  # pixels
 
@@ -120,10 +122,17 @@ def digits_network(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # timm draws from the global generator, which is given back
         network: nn.Module = timm.create_model(
-            "resnet10t", in_chans=1, num_classes=10, stem_type="", channels=(8, 16, 32, 64)
+            "resnet10t", in_chans=1, num_classes=OUTPUTS, stem_type="", channels=(8, 16, 32, 64)
         )
     network.maxpool = nn.Identity()  # made for 224 pixels; 28 have none to give away
-    return network
+    return with_card(network, Card(arch=DIGITS, preprocess=PREPROCESS))
+
+
+def network(num_classes: int | None = None, trained: bool = True) -> nn.Module:
+    """What the name `digits` stands for: the network as trained on MNIST, or an untrained one."""
+    if num_classes not in (None, OUTPUTS):
+        raise FewshiftError(f"the digits network has {OUTPUTS} classes, not {num_classes}: choose another architecture")
+    return source_network() if trained else digits_network(int(torch.randint(2**31, ())))
 
 
 def source_network(domain: str = "mnist") -> nn.Module:

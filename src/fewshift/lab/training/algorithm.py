@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fewshift.core.losses import at_labels, cross_entropy
 from fewshift.core.network import logits_of
-from fewshift.core.settings import Settings
+from fewshift.models.layers.changes import LayerChange
 
 if TYPE_CHECKING:
     from fewshift.lab.training.gather import Sources
@@ -114,8 +113,12 @@ class Learner(nn.Module):
 
 
 @dataclass(frozen=True)
-class Algorithm(Settings, abc.ABC):
-    """A way to train a source network. Its fields are its hyper-parameters, none with the name of one of a recipe."""
+class Algorithm(LayerChange):
+    """A way to train a source network. Its fields are its hyper-parameters, none with the name of one of a recipe.
+
+    One that changes layers also inherits the change, from `fewshift.models.layers`: `modify` is called on a copy of the
+    network that is already filled with the weights it starts from.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[str]
@@ -124,14 +127,6 @@ class Algorithm(Settings, abc.ABC):
     def check_recipe(self, recipe: Recipe, sources: Sources) -> None:
         """One sentence when this algorithm cannot work with such batches or sources; told before any work."""
 
-    def modify(self, model: nn.Module) -> nn.Module:
-        """The network with the layers this algorithm wants (`model.set_submodule`), before it is trained.
-
-        It is a copy that may be changed, already filled with the weights it starts from. A function of the network
-        and the fields alone: whoever loads the checkpoint does the same to an untrained network, then fills it.
-        """
-        return model
-
-    @abc.abstractmethod
     def learner(self, model: nn.Module, task: Task) -> Learner:
-        """The network, about to be trained."""
+        """The network, about to be trained; as it is, training is plain."""
+        return Learner(model, task)

@@ -186,51 +186,6 @@ class Checkpoint:
             raise FewshiftError(f"cannot write {path}: {error.strerror}, {kept}: make room{resume}") from error
 
 
-def fill(model: nn.Module, state: Mapping[str, Tensor], classes: int, name: str, arch: str) -> None:
-    """Load weights into a network; the head is left as it is if the weights have another number of classes.
-
-    Weights of a classifier also fill the encoder of a segmentation network, if they have all of it. Otherwise
-    everything has to fit, and the first tensor that does not is named.
-    """
-    own = model.state_dict()
-    encoder = getattr(model, "encoder", None)
-    if isinstance(encoder, nn.Module) and not any(key.startswith("encoder.") for key in state):
-        own = _as_in_library(encoder.state_dict(), state)
-        parts = {_first(key) for key in own}
-        state = {key: it for key, it in state.items() if _first(key) in parts}  # without the classifier's top
-        classes = -1  # an encoder has no head
-    kept = {key for key, it in own.items() if key in state and _is_other_head(it, state[key], classes)}
-    counters = {key for key in own if key not in state and key.endswith("num_batches_tracked")}
-    for key, tensor in own.items():
-        found = f"is {tuple(state[key].shape)}" if key in state else "is missing"
-        if key not in kept | counters and (key not in state or state[key].shape != tensor.shape):
-            raise _other(name, arch, f"{key} {found}, {tuple(tensor.shape)} expected")
-    if unknown := [key for key in state if key not in own]:
-        raise _other(name, arch, f"{unknown[0]} is not known there")
-    with torch.no_grad():
-        for key in own.keys() - kept - counters:
-            own[key].copy_(state[key])
-
-
-def _other(name: str, arch: str, fact: str) -> FewshiftError:
-    return FewshiftError(f"{name} is a checkpoint of another architecture than {arch}: {fact}: name its own --arch")
-
-
-def _as_in_library(encoder: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an encoder under the names that its library has, before some of which it puts "model."."""
-    prefix = "" if any(key in state for key in encoder) else "model."
-    return {key.removeprefix(prefix): it for key, it in encoder.items()}
-
-
-def _first(key: str) -> str:
-    return key.partition(".")[0]
-
-
-def _is_other_head(own: Tensor, found: Tensor, classes: int) -> bool:
-    """Whether two tensors differ in the number of classes alone."""
-    return own.shape != found.shape and own.shape[:1] == (classes,) and own.shape[1:] == found.shape[1:]
-
-
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
 

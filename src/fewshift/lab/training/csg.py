@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.algorithm import Algorithm, Batch, Learner, Task
-from fewshift.lab.training.stages import AUTO, chosen_layers, maps_of, outputs_of
+from fewshift.models.layers.changes import HiddenHead, last_linear
+from fewshift.models.layers.stages import AUTO, chosen_layers, maps_of, outputs_of
 
 if TYPE_CHECKING:
     from fewshift.lab.training.gather import Sources
@@ -136,7 +137,7 @@ class Contrasting(Learner):
 
 
 @dataclass(frozen=True)
-class CSG(Algorithm):
+class CSG(HiddenHead, Algorithm):
     """Fine-tuning in evaluation mode, plus a contrast of each stage with the network that the training began from.
 
     - weight: of the contrast, of each stage; 0 is plain fine-tuning in evaluation mode.
@@ -145,8 +146,6 @@ class CSG(Algorithm):
     - queue: keys of past steps, which each query is compared with.
     - dimensions: of a projection.
     - keep: the share that the projection of keys keeps of itself in a step; the rest is that of queries.
-    - hidden: the width of a layer, with ReLU, that is put before the network's last linear layer, which is new as well;
-      0 keeps the network's own head.
     """
 
     name: ClassVar[str] = "csg"
@@ -159,7 +158,6 @@ class CSG(Algorithm):
     queue: int = 65536
     dimensions: int = 128
     keep: float = 0.999
-    hidden: int = 512
 
     def check(self) -> None:
         """Numbers that make sense."""
@@ -185,18 +183,10 @@ class CSG(Algorithm):
                 f"told from itself: set queue to {max(recipe.batch_size, images // 2)}"
             )
 
-    def modify(self, model: nn.Module) -> nn.Module:
-        """With a new head: linear, ReLU, linear."""
-        if self.hidden:
-            name, head = _last_linear(model)
-            rows = (nn.Linear(head.in_features, self.hidden), nn.ReLU(), nn.Linear(self.hidden, head.out_features))
-            model.set_submodule(name, nn.Sequential(*rows).to(head.weight))
-        return model
-
     def learner(self, model: nn.Module, task: Task) -> Learner:
         """The network, with a frozen copy of itself beside it."""
         if self.hidden:
-            name, _ = _last_linear(model)
+            name, _ = last_linear(model)
             if task.head != name:
                 raise FewshiftError(
                     f"this {type(model).__name__} does not answer with its last linear layer, in whose place a new "
@@ -207,15 +197,6 @@ class CSG(Algorithm):
         for layer, features in maps.items():
             _check_sign(layer, features)
         return Contrasting(model, task, self, {layer: features.shape[1] for layer, features in maps.items()})
-
-
-def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear) and name]
-    if not found:
-        raise FewshiftError(
-            f"this {type(model).__name__} has no linear layer in whose place a new head could be put: set hidden to 0"
-        )
-    return found[-1]
 
 
 def _check_sign(layer: str, *features: Tensor) -> None:

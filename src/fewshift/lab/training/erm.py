@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
-from fewshift.lab.training.algorithm import Algorithm, Learner, Task
+from fewshift.lab.training.algorithm import Algorithm
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,3 @@ class ERM(Algorithm):
 
     name: ClassVar[str] = "erm"
     paper: ClassVar[str] = "Vapnik, NeurIPS 1991"
-
-    def learner(self, model: nn.Module, task: Task) -> Learner:
-        """Nothing is added."""
-        return Learner(model, task)

@@ -22,8 +22,8 @@ from fewshift.core.normalisation import EPS, InstanceNorm, image_moments
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.algorithm import Algorithm, Batch, Learner, Task
 from fewshift.lab.training.augment import centre_crop, photometric
-from fewshift.lab.training.placement import check_sizes, instance_norms, normalise_at
-from fewshift.lab.training.stages import AUTO
+from fewshift.models.layers.changes import ISWChange
+from fewshift.models.layers.placement import check_sizes, instance_norms
 
 if TYPE_CHECKING:
     from fewshift.lab.training.gather import Sources
@@ -176,14 +176,12 @@ class Selective(Learner):
 
 
 @dataclass(frozen=True)
-class ISW(Algorithm):
+class ISW(ISWChange, Algorithm):
     """Plain training of a network with instance norms, then with a loss on covariances that carry style.
 
     - weight: of that loss; with 0 it is training with instance norms.
     - plain_epochs: epochs before it, at the end of which it is found out what carries style.
     - trials, images: how often that is tried, and on how many training images; what every trial finds counts.
-    - layers: where, with commas between: a BatchNorm layer is replaced, a stage or block normalised after its last
-      addition; auto is the stem's BatchNorm and the first two of a network's four stages.
     """
 
     name: ClassVar[str] = "isw"
@@ -193,7 +191,6 @@ class ISW(Algorithm):
     plain_epochs: int = 6
     trials: int = 10
     images: int = 500
-    layers: str = AUTO
 
     def check(self) -> None:
         """At least one of everything."""
@@ -207,13 +204,9 @@ class ISW(Algorithm):
                 "lower plain_epochs, or raise epochs"
             )
 
-    def modify(self, model: nn.Module) -> nn.Module:
-        """Instance norms without weights of their own."""
-        return normalise_at(model, self.layers, lambda channels: InstanceNorm(channels, affine=False))
-
     def learner(self, model: nn.Module, task: Task) -> Learner:
         """The network, with hooks that read covariances."""
-        check_sizes(model, task)
+        check_sizes(model, task.shape)
         return Selective(model, task, self)
 
 

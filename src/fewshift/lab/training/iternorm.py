@@ -10,19 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fewshift.core import normalisation
-from fewshift.lab.training.whitening import WhiteningAlgorithm
+from fewshift.lab.training.algorithm import Algorithm
+from fewshift.models.layers.changes import IterNormChange
 
 
 @dataclass(frozen=True)
-class IterNorm(WhiteningAlgorithm):
+class IterNorm(IterNormChange, Algorithm):
     """Whitens by the batch, at test by the running matrix."""
 
     name: ClassVar[str] = "iternorm"
     paper: ClassVar[str] = "Huang et al., CVPR 2019"
-
-    group: int = 64
-
-    def layer(self, channels: int) -> normalisation.Whitening:
-        """A layer of this kind."""
-        return normalisation.IterNorm(channels, self.group, self.iterations, self.decay)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.algorithm import Algorithm, Learner, Task
-from fewshift.lab.training.stages import AUTO, chosen_layers, maps_of
+from fewshift.models.layers.stages import AUTO, chosen_layers, maps_of
 
 if TYPE_CHECKING:
     from fewshift.lab.training.gather import Sources

@@ -10,23 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fewshift.core import normalisation
-from fewshift.lab.training.whitening import WhiteningAlgorithm
+from fewshift.lab.training.algorithm import Algorithm
+from fewshift.models.layers.changes import SwitchableWhiteningChange
 
 
 @dataclass(frozen=True)
-class SwitchableWhitening(WhiteningAlgorithm):
-    """Whitens by statistics of batch and image, mixed; short trainings want a decay of less than 0.99.
-
-    - tied: one mixture for means and covariances.
-    """
+class SwitchableWhitening(SwitchableWhiteningChange, Algorithm):
+    """Whitens by statistics of batch and image, mixed; short trainings want a decay of less than 0.99."""
 
     name: ClassVar[str] = "switchable-whitening"
     paper: ClassVar[str] = "Pan et al., ICCV 2019"
-
-    decay: float = 0.99
-    tied: bool = False
-
-    def layer(self, channels: int) -> normalisation.Whitening:
-        """A layer of this kind."""
-        return normalisation.SwitchableWhitening(channels, self.group, self.iterations, self.decay, self.tied)

@@ -25,9 +25,9 @@ SHOWN = 6  # names in an error
 def chosen_layers(model: nn.Module, wanted: str, stages: Sequence[int]) -> tuple[str, ...]:
     """The layers that a setting chooses: by their names, with commas between, or with "auto" these stages, from 1."""
     if wanted == AUTO:
-        found = find_stages(model)
-        return tuple(found[stage - 1] for stage in stages)
-    names = tuple(it.strip() for it in wanted.split(","))
+        own = find_stages(model)
+        return tuple(own[stage - 1] for stage in stages)
+    names = tuple(name.strip() for name in wanted.split(","))
     known = dict(model.named_modules())
     for name in names:
         if not name or name not in known:
@@ -41,18 +41,16 @@ def chosen_layers(model: nn.Module, wanted: str, stages: Sequence[int]) -> tuple
 
 def find_stages(model: nn.Module) -> tuple[str, ...]:
     """The names of the four stages, wherever in the network they stand; one sentence if there are none or several."""
-    found = _stages(model)
-    if not found:
+    sets = _stages(model)
+    if not sets:
         raise FewshiftError(
             f"this {type(model).__name__} has no stages layer1 to layer4, nor by another name that is known: "
             f"set layers to some of {_listed(model)}"
         )
-    if len(found) > 1:
-        raise FewshiftError(
-            f"this {type(model).__name__} has stages from {' and from '.join(it[0] for it in found)}: "
-            "name those that count with layers"
-        )
-    return found[0]
+    if len(sets) > 1:
+        first = " and from ".join(stages[0] for stages in sets)
+        raise FewshiftError(f"this {type(model).__name__} has stages from {first}: name those that count with layers")
+    return sets[0]
 
 
 def outputs_of(model: nn.Module, layers: Sequence[str], images: Tensor) -> dict[str, Any]:
@@ -98,6 +96,6 @@ def _listed(model: nn.Module) -> str:
     """The stages, or else layers that may be some: the parts of the network, and the parts of those that are lists."""
     names = [stage for stages in _stages(model) for stage in stages]
     for name, part in model.named_children() if not names else ():
-        inner = [f"{name}.{it}" for it, _ in part.named_children()]
+        inner = [f"{name}.{child}" for child, _ in part.named_children()]
         names += inner if inner and isinstance(part, (nn.Sequential, nn.ModuleList)) else [name]
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

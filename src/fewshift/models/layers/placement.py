@@ -17,8 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewshift.core.normalisation import InstanceNorm
 from fewshift.errors import FewshiftError
-from fewshift.lab.training.algorithm import Task
-from fewshift.lab.training.stages import AUTO, chosen_layers, find_stages, maps_of
+from fewshift.models.layers.stages import AUTO, chosen_layers, find_stages, maps_of
 
 STEM = "bn1"  # what libraries call the norm before the first stage
 ACTIVATIONS = ("relu", "act")  # how they begin the names of activations
@@ -115,12 +114,12 @@ def instance_norms(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, module in model.named_modules() if isinstance(module, InstanceNorm))
 
 
-def check_sizes(model: nn.Module, task: Task) -> None:
-    """One sentence when a map has one pixel: less its mean, nothing is left of it."""
-    for name, features in maps_of(model, instance_norms(model), task.shape).items():
+def check_sizes(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise one sentence when images of `shape` leave a map with one pixel: less its mean, nothing is left of it."""
+    for name, features in maps_of(model, instance_norms(model), shape).items():
         if features[0, 0].numel() < 2:
             raise FewshiftError(
-                f"the maps of layer {name!r} have one pixel, of which instance normalisation leaves nothing: "
+                f"the maps of layer {name!r} have one pixel, and instance normalisation would make it 0: "
                 "raise size, or name others with layers"
             )
 
@@ -177,5 +176,5 @@ def _made(name: str, make: Make, like: _BatchNorm) -> Any:
         layer = make(like.num_features).train(like.training)
     except FewshiftError as error:
         raise FewshiftError(f"layer {name!r}: {error}") from error
-    tensors = [it for it in chain(like.parameters(), like.buffers()) if it.is_floating_point()]
+    tensors = [tensor for tensor in chain(like.parameters(), like.buffers()) if tensor.is_floating_point()]
     return layer.to(tensors[0].device, tensors[0].dtype) if tensors else layer
