@@ -48,7 +48,7 @@ class Opened:
             )
         support = self.target.support
         names = self.classes or (None if support is None else support.classes)
-        labelled = as_support(source, steps_for(self.model, preprocess), None, names)
+        labelled = as_support(source, steps_for(self.model, preprocess), None, names, network=self.model)
         if support is not None:
             refuse_leaks(find_leaks(support.images, labelled.images))
         _, alone = fitting(self.model, Target(labelled), self.images, self.network.head)
@@ -87,7 +87,9 @@ def open_target(
     """
     checked_seed(seed)
     steps, names = steps_for(model, preprocess), classes_for(model, classes)
-    labelled = None if support is None else as_support(support, steps, augment, names)
+    labelled = (
+        None if support is None else as_support(support, steps, augment, names, shots=shots, seed=seed, network=model)
+    )
     target = Target(labelled, as_unlabelled(unlabelled, steps, augment), loss or cross_entropy)
     if needs.needs is Needs.UNLABELLED:
         target.need_unlabelled(needs.name)

@@ -401,7 +401,7 @@ def test_one_image_is_not_called_images(run, scenes):
 
 
 def test_label_maps_have_the_colours_that_people_know(run, place):
-    from fewshift.images import street
+    from fewshift.lab.datasets import street
 
     save_file(labeller(11).state_dict(), place / "eleven.safetensors")
     words = ["--model", FACTORY, "--weights", place / "eleven.safetensors", *STEPS]

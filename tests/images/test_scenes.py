@@ -17,8 +17,9 @@ from scipy.io import savemat
 
 from fewshift.core.losses import IGNORE
 from fewshift.errors import FewshiftError
-from fewshift.images import Encoding, Preprocess, Scenes, scene_folder, street
+from fewshift.images import Encoding, Preprocess, Scenes, scene_folder
 from fewshift.images.inputs import as_support, as_unlabelled
+from fewshift.lab.datasets import street
 from fewshift.lab.datasets.catalog import COLLECTIONS, Collection, describe
 from fewshift.lab.datasets.copies import load_domain, load_scenes
 

@@ -17,8 +17,16 @@ from torch import Tensor, nn
 
 from fewshift import Adaptation, Preprocess, Support, adapt
 from fewshift.core.metrics import pixel_tally
-from fewshift.images import street
-from fewshift.images.palettes import FIRST_COLOURS, default_palette, palette_of
+from fewshift.images.label_files import (
+    FIRST_COLOURS,
+    default_palette,
+    indexed,
+    overlay,
+    palette_of,
+    resized_labels,
+    write_labels,
+)
+from fewshift.lab.datasets import street
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.report import adaptation_page
 from fewshift.report.pages import PICTURED, evaluation_page
@@ -28,12 +36,8 @@ from fewshift.report.scenes import (
     Scores,
     Sizes,
     image_iou,
-    indexed,
-    overlay,
-    resized_labels,
     side_by_side,
     thumbnail,
-    write_labels,
 )
 from tests.report.test_pages import EVIL, Page
 

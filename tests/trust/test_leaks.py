@@ -22,7 +22,6 @@ from fewshift.lab.datasets.domain import Domain
 from fewshift.trust.leaks import (
     LeakWarning,
     content_hash,
-    distances,
     find_leaks,
     fingerprints,
     perceptual_hash,
@@ -100,13 +99,6 @@ def test_perceptual_bits_are_the_signs_of_the_lowest_frequencies():
     places = sorted(((i, j) for i in range(32) for j in range(32) if i + j), key=lambda it: (sum(it), it))[:64]
     expected = int("".join(str(int(table[place] > 0)) for place in places), 2)
     assert perceptual_hash(picture(0, 32)) == expected
-
-
-def test_differing_bits_are_counted():
-    generator = np.random.default_rng(0)
-    many = generator.integers(0, 2**64, 50, np.uint64)
-    expected = [bin(int(many[0]) ^ int(it)).count("1") for it in many]
-    assert distances(many[0], many).tolist() == expected
 
 
 @pytest.mark.parametrize("thing", ["a word", object(), [[1], [2, 3]]])

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fewshift.cli.console import progress_bar
-from fewshift.cli.scenes import View, draw_scenes, open_scenes
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -86,17 +85,9 @@ def steps_of(loaded: Loaded) -> Any:
 
 def read_support(root: Path, loaded: Loaded, shots: int | None, seed: int) -> Support:
     """A folder of class folders, or of scenes, as a support set of all its images or of `shots`."""
-    from fewshift.core.support import Support, draw_support
-    from fewshift.images import labelled_folder
+    from fewshift.images.inputs import as_support
 
-    steps = steps_of(loaded)
-    if scenes := open_scenes(root, loaded, steps, View()):
-        return draw_scenes(scenes, shots, seed)
-    folder = labelled_folder(root, steps, loaded.classes)
-    if shots is not None:
-        folder = folder.subset(draw_support(folder.labels, shots, seed, folder.classes).tolist())
-    images, labels = folder.tensors()
-    return Support(images, labels, folder.classes)
+    return as_support(root, steps_of(loaded), classes=loaded.classes, shots=shots, seed=seed, network=loaded.model)
 
 
 def answers_of(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Tensor]:

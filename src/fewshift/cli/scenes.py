@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fewshift.cli.loading import Loaded
-    from fewshift.core.support import Support
     from fewshift.images import Preprocess
     from fewshift.images.scenes import Scenes
     from fewshift.images.sliding_window import LabelMap
@@ -90,25 +89,6 @@ def class_names(loaded: Loaded, shape: tuple[int, ...]) -> tuple[str, ...]:
     return names
 
 
-def draw_scenes(scenes: Scenes, shots: int | None, seed: int) -> Support:
-    """A support set of `shots` images in all, or of all there are; the draw for k is part of the draw for k + 1."""
-    import torch
-
-    from fewshift.core.support import Support
-    from fewshift.report.prose import counted
-
-    if shots is not None and shots > len(scenes):
-        raise FewshiftError(
-            f"there {'is' if len(scenes) == 1 else 'are'} {counted(len(scenes), 'labelled image')}, {shots} shots "
-            f"asked: add {shots - len(scenes)} or ask for {len(scenes)}"
-        )
-    if shots is not None:
-        order = torch.randperm(len(scenes), generator=torch.Generator().manual_seed(seed))
-        scenes = scenes.subset(order[:shots].tolist())
-    images, labels = zip(*(scenes[index] for index in range(len(scenes))), strict=True)
-    return Support(images, labels, scenes.classes)
-
-
 # --- predict
 
 
@@ -134,8 +114,7 @@ class Output:
 
     def check(self, folder: Path, targets: Sequence[Mapping[str, Path]], run: str) -> None:
         """One sentence if files would be written over that are not to be."""
-        from fewshift.images.scenes import PALETTE_FILE
-        from fewshift.report.scenes import origin_of
+        from fewshift.images.label_files import PALETTE_FILE, origin_of
 
         if self.overwrite:
             return
@@ -174,7 +153,7 @@ def predict_scenes(
     """Write a label map in the size of each image, and an overlay to look at; images that are broken come last."""
     import torch
 
-    from fewshift.images.palettes import palette_of
+    from fewshift.images.label_files import palette_of
     from fewshift.report.prose import counted
 
     folder, palette = out.checked(root), palette_of(names)
@@ -226,7 +205,7 @@ class _Run:
     ) -> tuple[torch.Tensor | None, float, str | None]:
         """The labels of an image and how sure they are, written, or what is wrong with the image."""
         from fewshift.images import open_image
-        from fewshift.report.scenes import origin_of, resized_labels, write_labels, write_overlay
+        from fewshift.images.label_files import origin_of, resized_labels, write_labels, write_overlay
 
         try:
             name = f"{self.name} {_content(file)}"
@@ -283,7 +262,7 @@ def _fingerprint(network: nn.Module, steps: Preprocess, names: Sequence[str], vi
 def _write_palette(folder: Path, names: Sequence[str], palette: Sequence[tuple[int, int, int]]) -> None:
     """What the colours of the label maps mean; written first, so that whatever is there can be read."""
     from fewshift.core._files import whole
-    from fewshift.images.scenes import PALETTE_FILE
+    from fewshift.images.label_files import PALETTE_FILE
 
     lines = (f"{' '.join(map(str, colour))} {name}\n" for colour, name in zip(palette, names, strict=True))
     with whole(folder / PALETTE_FILE) as draft:

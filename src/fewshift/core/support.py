@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,12 +32,15 @@ class Support:
     classes: tuple[str, ...] | None = None
     augment: Augment | None = None
     at_once: int | None = None
+    files: tuple[Path, ...] | None = None  # where the images come from, if that is known
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
             raise FewshiftError(
                 f"{len(self.images)} images but {len(self.labels)} labels: give one label for each image"
             )
+        if self.files is not None and len(self.files) != len(self.images):
+            raise FewshiftError(f"{len(self.images)} images but {len(self.files)} files: give one file for each image")
         if not len(self.images):
             raise FewshiftError("the support set is empty: give at least one labelled image of two classes")
         object.__setattr__(self, "images", _stacked(self.images))
@@ -64,6 +68,9 @@ class Support:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.images[index], self.labels[index]
 
     @property
     def kind(self) -> Labels:
@@ -106,7 +113,8 @@ class Support:
 
     def part(self, indices: Tensor) -> Support:
         """The images at `indices`, in that order."""
-        return replace(self, images=_at(self.images, indices), labels=_at(self.labels, indices))
+        files = None if self.files is None else tuple(self.files[at] for at in indices.tolist())
+        return replace(self, images=_at(self.images, indices), labels=_at(self.labels, indices), files=files)
 
     def splits(self, folds: Sequence[Tensor]) -> list[tuple[Support, Support]]:
         """(the others, the fold) for every fold of positions."""

@@ -1,11 +1,9 @@
-"""Images in: folders, scenes, the steps that turn an image into a tensor, and the digits that travel with the library.
-
-`fewshift.lab.datasets.digits` is imported by name where it is wanted: it is a demonstration, and a command of its own.
-"""
+"""Files to tensors and back: folders of images, scenes with a label for every pixel, and preprocessing."""
 
 from fewshift.images.folders import IMAGE_SUFFIXES, ImageFolder, image_files, labelled_folder, open_image
+from fewshift.images.label_files import Encoding
 from fewshift.images.preprocess import IMAGENET, Preprocess
-from fewshift.images.scenes import Encoding, Scenes, scene_folder, scene_layout
+from fewshift.images.scenes import Scenes, scene_folder, scene_layout
 
 __all__ = [
     "IMAGENET",

@@ -1,7 +1,7 @@
 """Folders of images, the way people keep them.
 
-Class order is the sorted order of names and is stored, never the order in which a disk happens to list them.
-Nothing is skipped silently: an image that cannot be read stops the work and is named.
+Classes are sorted by name and stored, never taken in the order of a directory listing. No image is skipped silently:
+one that cannot be read stops the work and is named.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from fewshift.core.labels import IMAGES, Labels
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess, in_mode, opened
 
@@ -37,15 +39,15 @@ def image_files(root: str | Path) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise FewshiftError(f"no such folder {root}: check the path")
-    found = sorted(path for path in root.rglob("*") if _is_image(path) and not _is_hidden(path, root))
-    if not found:
+    files = sorted(path for path in root.rglob("*") if _is_image(path) and not is_hidden(path, root))
+    if not files:
         raise FewshiftError(f"no images below {root}: put some there ({_suffixes()})")
-    return found
+    return files
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Labelled images on disk, read when asked for: a dataset of (tensor, label).
+    """Labelled images on disk, read on access: a dataset of (tensor, label).
 
     `labels[i]` is the position of the class of `files[i]` in `classes`.
     """
@@ -54,6 +56,7 @@ class ImageFolder:
     labels: tuple[int, ...]
     classes: tuple[str, ...]
     preprocess: Preprocess
+    kind: ClassVar[Labels] = IMAGES
 
     def __len__(self) -> int:
         return len(self.files)
@@ -67,7 +70,7 @@ class ImageFolder:
 
     def subset(self, indices: Sequence[int]) -> ImageFolder:
         """The images at `indices`, in that order, with the same classes."""
-        files, labels = tuple(self.files[it] for it in indices), tuple(self.labels[it] for it in indices)
+        files, labels = tuple(self.files[at] for at in indices), tuple(self.labels[at] for at in indices)
         return replace(self, files=files, labels=labels)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
@@ -85,13 +88,13 @@ class ImageFolder:
 def labelled_folder(root: str | Path, preprocess: Preprocess, classes: Sequence[str] | None = None) -> ImageFolder:
     """Read a folder of class folders.
 
-    Without `classes` the folder names, sorted, are the classes. With `classes`, those a network was trained with,
-    labels are positions in it: a folder may lack some of them, but cannot add any.
+    Without `classes`, the sorted folder names are the classes. With `classes`, the names of a network's outputs, labels
+    are positions in it: a folder may lack some of them, but cannot add any.
     """
     root = Path(root)
     if not root.is_dir():
         raise FewshiftError(f"no such folder {root}: {LAYOUT.format(root=root)}")
-    entries = [path for path in root.iterdir() if not _is_hidden(path, root)]
+    entries = [path for path in root.iterdir() if not is_hidden(path, root)]
     folders = {path.name: path for path in sorted(entries, key=lambda path: path.name) if path.is_dir()}
     if not folders:
         raise FewshiftError(f"{root} has no class folders: {LAYOUT.format(root=root)}")
@@ -101,7 +104,7 @@ def labelled_folder(root: str | Path, preprocess: Preprocess, classes: Sequence[
     if unknown := [name for name in folders if name not in known]:
         raise FewshiftError(
             f"{root} has a class {unknown[0]!r} that the network does not know: rename or remove the folder, "
-            f"the known classes are {_some(known)}"
+            f"the known classes are {some(known)}"
         )
     images = {name: _class_images(name, folder) for name, folder in folders.items()}
     return ImageFolder(
@@ -120,11 +123,12 @@ def _class_images(name: str, folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    # a broken link counts: opening it tells what is wrong, passing it over would not
+    # a broken link counts: opening it raises an error, skipping it would hide it
     return path.suffix.lower() in IMAGE_SUFFIXES and (path.is_file() or path.is_symlink())
 
 
-def _is_hidden(path: Path, root: Path) -> bool:
+def is_hidden(path: Path, root: Path) -> bool:
+    """Whether a file or one of its folders below `root` begins with a dot."""
     return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
@@ -136,6 +140,7 @@ def _extent(image: Tensor) -> str:
     return f"{image.shape[-1]}x{image.shape[-2]}"
 
 
-def _some(names: Sequence[str], limit: int = 20) -> str:
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest
+def some(things: Sequence[Any], most: int = 20) -> str:
+    """The first few things, and how many more there are."""
+    rest = f" and {len(things) - most} more" if len(things) > most else ""
+    return ", ".join(map(str, things[:most])) + rest

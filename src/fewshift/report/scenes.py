@@ -8,90 +8,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from markupsafe import Markup
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from torch import Tensor, nn
 
-from fewshift.core._files import whole
 from fewshift.core.losses import IGNORE
 from fewshift.core.metrics import accuracy, mean_iou, per_class_iou, pixel_tally
 from fewshift.core.support import Support
-from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess
-from fewshift.images.palettes import VOID, Colour, palette_of
-from fewshift.images.preprocess import opened
+from fewshift.images.cityscapes import RGB
+from fewshift.images.label_files import BLACK, Palette, colour_table, indexed, palette_of
 from fewshift.images.sliding_window import label_map
 from fewshift.report.render import rendered
 
-Palette = Sequence[Colour]
-
-WRONG: Colour = (214, 40, 57)
-ORIGIN = "fewshift"  # the key of a label file's note
+WRONG: RGB = (214, 40, 57)
 LARGEST = 480  # pixels of a thumbnail's longer side: sharp at a quarter of a wide page
 TINY = 64  # pixels of a longer side that shows every one of them
 NAMED = 3  # classes that a picture's text names
-
-
-def indexed(labels: Tensor, palette: Palette) -> Image.Image:
-    """Labels (H, W) as an image of mode "P": values are classes, colours are only how a viewer shows them."""
-    image = Image.fromarray(labels.cpu().numpy().astype(np.uint8))
-    image.putpalette(_table(palette).tobytes())
-    return image
-
-
-def resized_labels(labels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Labels in another width and height: each pixel takes the nearest one, as numbers between classes mean nothing."""
-    image = Image.fromarray(labels.cpu().numpy())
-    return labels if image.size == size else torch.from_numpy(np.array(image.resize(size, Image.Resampling.NEAREST)))
-
-
-def write_labels(
-    path: str | Path, labels: Tensor, palette: Palette, *, origin: tuple[str, float] | None = None
-) -> Path:
-    """A PNG that programs read as class indices and people see in colours.
-
-    `origin`, words for what made these labels and how sure it was, is written into the file for `origin_of`.
-    """
-    notes = PngInfo()
-    if origin is not None:
-        notes.add_text(ORIGIN, f"{origin[0]} {origin[1]!r}")
-    with whole(path) as draft:
-        indexed(labels, palette).save(draft, "png", optimize=True, pnginfo=notes)
-    return Path(path)
-
-
-def origin_of(path: str | Path) -> tuple[str, float] | None:
-    """What made the labels in a file, and how sure it was; None if the file is missing or does not tell."""
-    if not Path(path).is_file():
-        return None
-    try:
-        with opened(path) as image:
-            name, _, confidence = str(image.info.get(ORIGIN, "")).rpartition(" ")
-            return (name, float(confidence)) if name else None
-    except (FewshiftError, ValueError):
-        return None
-
-
-def write_overlay(path: str | Path, image: Image.Image, labels: Tensor, palette: Palette) -> Path:
-    """A JPEG of the image beneath its labels."""
-    with whole(path) as draft:
-        overlay(image, labels, palette).save(draft, "jpeg", quality=90)
-    return Path(path)
-
-
-def overlay(image: Image.Image, labels: Tensor, palette: Palette, strength: float = 0.5) -> Image.Image:
-    """An image blended with the colours of its labels; unlabelled pixels stay as they are."""
-    image = image.convert("RGB")
-    colours = Image.fromarray(_table(palette)[labels.cpu().numpy()])
-    labelled = Image.fromarray(np.where(labels.cpu().numpy() == IGNORE, 0, 255).astype(np.uint8))
-    return Image.composite(Image.blend(image, colours, strength), image, labelled)
 
 
 def photograph(pixels: Tensor) -> Image.Image:
@@ -102,7 +38,7 @@ def photograph(pixels: Tensor) -> Image.Image:
 def mistakes(labels: Tensor, predictions: Tensor) -> Image.Image:
     """Wrong pixels in red, unlabelled ones in black, right ones transparent."""
     wrong = (labels != predictions).byte().masked_fill(labels == IGNORE, IGNORE)
-    image = indexed(wrong, (VOID, WRONG))
+    image = indexed(wrong, (BLACK, WRONG))
     image.info["transparency"] = 0
     return image
 
@@ -153,7 +89,7 @@ def side_by_side(
     present = _present(scenes)
     names = classes or [str(it) for it in range(1 + max((it for it in present if it != IGNORE), default=0))]
     colours = palette or palette_of(names)
-    table = _table(colours)
+    table = colour_table(colours)
     legend = [(_name(it, names), f"rgb({', '.join(map(str, table[it]))})") for it in present]
     rows = [_row(scene, names, colours) for scene in scenes]
     return Markup(rendered("scenes.html", rows=rows, legend=legend, key=key))
@@ -343,11 +279,3 @@ def as_bytes(image: Tensor, preprocess: Preprocess | None) -> Tensor:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocess.mean, preprocess.std))
         shares = image * std + mean
     return (shares.clamp(0, 1) * 255).round().byte()
-
-
-def _table(palette: Palette) -> npt.NDArray[np.uint8]:
-    """A colour for each of 256 values; what has none, as unlabelled pixels, is black."""
-    table = np.zeros((256, 3), np.uint8)
-    table[: len(palette)] = palette
-    table[IGNORE] = VOID
-    return table

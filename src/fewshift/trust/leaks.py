@@ -1,49 +1,48 @@
-"""The leak guard: whether images that a network was adapted on are among those it is judged on.
+"""The leak guard: whether images that a network was adapted to are among those it is judged on.
 
-The same picture is found by a hash of its pixels, so that it may lie in two files of different names or formats. A
-picture that was saved again with losses has other pixels; it is found by what it looks like:
+A hash of the pixels finds the same picture in files of any name or format. A picture that was saved again with losses
+has other pixels; two steps find what looks the same:
 
-1. the grey image at 32x32 pixels, the signs of its 64 lowest frequencies (without the mean): 64 bits, of which at most
-   10 may differ. They survive brightness, contrast and size, but two drawings of a guitar can have them in common;
+1. the signs of the 64 lowest frequencies (without the mean) of the grey image at 32x32 pixels: at most 10 of these 64
+   bits may differ. They survive brightness, contrast and size, but two drawings of a guitar can share them;
 2. so the grey images at 16x16 pixels decide: they must correlate by more than 0.99.
 
-Measured on PACS, over all pairs within 2,000 images of a domain (1,670 photographs): 0 of 1.4 million pairs of
-photographs and 0 of 2.0 million of sketches are flagged, 4 of paintings and 3 of cartoons, and these seven are the same
-picture twice. Tiny pictures have little to differ in: 1 of 1.4 million pairs of MNIST's digits is flagged, and 54 of
-UCI's, drawn on 8x8 pixels. Every one of 400 images is recognised when it was saved as JPEG of quality 20, in grey, at
-a quarter or twice its size or with less contrast; 68 % are with 30 % more light, 56 % with 1 % cut off at every side,
-none with 5 % cut off or mirrored. Neighbouring frames of a film are flagged now and then.
+Measured on PACS, over all pairs within 2,000 images of a domain (1,670 photographs): no pair of photographs (1.4
+million) or sketches (2.0 million) is flagged, 4 of paintings and 3 of cartoons, and these seven are the same picture
+twice. Tiny pictures have little room to differ: 1 of 1.4 million pairs of MNIST digits is flagged, and 54 of UCI
+digits, drawn on 8x8 pixels. All of 400 images are recognised as JPEG of quality 20, in grey, at a quarter or twice the
+size, or with less contrast; 68 % with 30 % more light, 56 % with 1 % cut off on every side, none with 5 % cut off or
+mirrored. Neighbouring frames of a film are flagged now and then.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from scipy.fft import dctn  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
-from fewshift.images import image_files, open_image, scene_layout
-from fewshift.images.inputs import Steps
+from fewshift.images import image_files, open_image
+from fewshift.images.inputs import Steps, images_below
 from fewshift.images.preprocess import Preprocess, in_mode
-from fewshift.lab.datasets.domain import Domain
 
 NEAR = 10  # of 64 bits that may differ
 ALIKE = 0.99  # correlation of thumbnails
 SIDE = 32  # pixels of the grey image; a thumbnail has half of them
-LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as grey pictures are made of colour ones
-FLAT = 1e-4  # a deviation below this part of the largest value is no picture
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
+FLAT = 1e-4  # a deviation below this share of the largest value is no picture
 AT_ONCE = 64  # images
 MANY = 3  # pairs that a sentence names
 
@@ -52,6 +51,13 @@ Array = np.ndarray[Any, Any]
 
 class LeakWarning(UserWarning):
     """An evaluation image looks like a support image."""
+
+
+@runtime_checkable
+class HasFiles(Protocol):
+    """A dataset that knows the file of each of its images."""
+
+    files: tuple[Path, ...] | None
 
 
 # --- one image
@@ -71,22 +77,23 @@ def content_hash(image: Any) -> str:
     return digest.hexdigest()
 
 
-def refuse_repeats(images: Iterable[Any]) -> None:
-    """One sentence when a picture is in a support twice: held out, it would be judged by networks that saw it."""
-    seen: dict[str, int] = {}
-    pairs = [
-        (first, it) for it, image in enumerate(images) if (first := seen.setdefault(content_hash(image), it)) != it
-    ]
+def refuse_repeats(images: Support | Iterable[Any]) -> None:
+    """Raise an error if a support has a picture twice: held out, it would be judged by networks that saw it."""
+    files = images.files if isinstance(images, Support) else None
+    first: dict[str, int] = {}
+    pairs = []
+    for index, image in enumerate(images.images if isinstance(images, Support) else images):
+        if (earlier := first.setdefault(content_hash(image), index)) != index:
+            pairs.append((earlier, index))
     if pairs:
+        one, other = pairs[0]
+        named = f"{files[one]} and {files[other]}" if files else f"support images {one} and {other} (from 0)"
         more = f", and so are {len(pairs) - 1} more" if len(pairs) > 1 else ""
-        raise FewshiftError(
-            f"support images {pairs[0][0]} and {pairs[0][1]} (from 0) are the same picture{more}: "
-            "remove one of them, or pass validate=None"
-        )
+        raise FewshiftError(f"{named} are the same picture{more}: remove one of them, or pass validate=None")
 
 
 def perceptual_hash(image: Any) -> int:
-    """64 bits of what a picture looks like: the signs of the lowest frequencies of its grey image."""
+    """64 bits for the look of a picture: the signs of the lowest frequencies of its grey image."""
     pixels = _pixels(image)
     if not _is_picture(pixels):
         raise FewshiftError(f"a tensor of shape {tuple(pixels.shape)} is no image: give (channels, height, width)")
@@ -120,17 +127,11 @@ def _look(pictures: Tensor) -> tuple[Array, Array]:
     largest = grey.flatten(1).abs().amax(1)
     grey = grey - grey.mean((2, 3), keepdim=True)
     flat = grey.flatten(1).square().mean(1).sqrt() <= FLAT * largest
-    grey[flat] = 0  # what rounding leaves of a single shade is no picture
-    frequencies = (COSINES @ grey[:, 0] @ COSINES.T)[:, LOWEST[0], LOWEST[1]]
-    hashes = np.packbits((frequencies > 0).numpy(), axis=1).view(">u8")[:, 0].astype(np.uint64)
+    grey[flat] = 0  # a single shade leaves only rounding errors
+    frequencies = dctn(grey[:, 0].numpy(), axes=(1, 2))[:, LOWEST[0], LOWEST[1]]
+    hashes = np.ascontiguousarray(np.packbits(frequencies > 0, axis=1)).view(">u8")[:, 0].astype(np.uint64)
     thumbnails = F.avg_pool2d(grey, 2).flatten(1)
     return hashes, F.normalize(thumbnails).numpy()
-
-
-def _cosines() -> Tensor:
-    """The matrix of the discrete cosine transform."""
-    steps = torch.arange(SIDE, dtype=torch.float32)
-    return torch.cos(math.pi / SIDE * (steps + 0.5) * steps.unsqueeze(1))
 
 
 def _lowest() -> tuple[list[int], list[int]]:
@@ -140,8 +141,7 @@ def _lowest() -> tuple[list[int], list[int]]:
     return [row for row, _ in places], [column for _, column in places]
 
 
-COSINES, LOWEST = _cosines(), _lowest()
-BITS = np.array([number.bit_count() for number in range(256)], np.uint8)
+LOWEST = _lowest()
 
 
 # --- many images
@@ -149,10 +149,10 @@ BITS = np.array([number.bit_count() for number in range(256)], np.uint8)
 
 @dataclass(frozen=True, eq=False)
 class Fingerprints:
-    """What is needed to recognise images without keeping them."""
+    """Enough to recognise images without keeping them."""
 
     content: tuple[str, ...]
-    perceptual: Array  # (N,) 64 bits each; empty where tensors are no pictures
+    perceptual: Array  # (N,) 64 bits each; empty if some tensor is no picture
     thumbnails: Array  # (N, 256)
     names: tuple[str, ...] | None = None
 
@@ -160,15 +160,15 @@ class Fingerprints:
         return len(self.content)
 
     def name(self, index: int, whose: str) -> str:
-        """A file, or whose image it is."""
+        """A file, or the number of the image."""
         return self.names[index] if self.names else f"{whose} image {index}"
 
 
 def fingerprints(images: Any, preprocess: Steps = None, names: Sequence[str] | None = None) -> Fingerprints:
-    """Of a tensor, a support set, a dataset, files, or a folder with images anywhere below it.
+    """The fingerprints of a tensor, a support set, a dataset, files, or a folder with images anywhere below it.
 
-    Files are recognised as the pictures they show; with `preprocess`, as the tensors a network sees, which is how the
-    items of a dataset are. Whatever else an item holds beside its image is not looked at.
+    Files count as the pictures they show; with `preprocess`, as the tensors a network sees, like the items of a
+    dataset. Anything else in an item is ignored.
     """
     if isinstance(images, Fingerprints):
         return images
@@ -184,46 +184,42 @@ def fingerprints(images: Any, preprocess: Steps = None, names: Sequence[str] | N
     known = tuple(names) if names is not None else _names(images, files)
     if known is not None and len(known) != len(content):
         raise FewshiftError(f"{len(known)} names for {len(content)} images: give one for each")
-    hashes, thumbnails = (np.concatenate(it) for it in zip(*looks, strict=True)) if looks else (_none(), _none())
-    if len(hashes) != len(content):  # some are no pictures
-        hashes, thumbnails = _none(), _none()
+    hashes, thumbnails = np.empty(0, np.uint64), np.empty(0)
+    if sum(len(portion[0]) for portion in looks) == len(content):  # otherwise some are no pictures
+        hashes, thumbnails = (np.concatenate(column) for column in zip(*looks, strict=True))
     return Fingerprints(tuple(content), hashes, thumbnails, known)
 
 
-def _none() -> Array:
-    return np.empty(0, np.uint64)
-
-
 def _paths(images: Any) -> list[Path] | None:
-    """The files, if it is files that were given, or a folder of them."""
+    """The files, if `images` are files or a folder of them."""
     if isinstance(images, (str, Path)):
-        where = scene_layout(images)
-        return image_files(images if where is None else where.images)
-    if isinstance(images, (list, tuple)) and images and all(isinstance(it, (str, Path)) for it in images):
-        return [Path(it) for it in images]
+        return image_files(images_below(images))
+    if isinstance(images, (list, tuple)) and images and all(isinstance(file, (str, Path)) for file in images):
+        return [Path(file) for file in images]
     return None
 
 
 def _stored(images: Any) -> list[Path] | None:
-    """The same, or the files that a dataset of ours reads."""
-    files = images.source if isinstance(images, Domain) else getattr(images, "files", None)
-    return _paths(files) if isinstance(files, tuple) else _paths(images)
+    """The same, or the files that a dataset reads. A support has its images in memory: its files only name them."""
+    if isinstance(images, HasFiles) and not isinstance(images, Support):
+        return None if images.files is None else list(images.files)
+    return _paths(images)
 
 
 def _names(images: Any, files: list[Path] | None) -> tuple[str, ...] | None:
-    known = files or _stored(images)
+    known = files or (images.files if isinstance(images, HasFiles) else None)
     return None if known is None else tuple(map(str, known))
 
 
 def _read(files: Sequence[Path], steps: Steps) -> Iterator[Any]:
-    """One picture after the other, or the tensor a network sees."""
+    """One picture after the other, or the tensor that a network sees."""
     for file in files:
         image = open_image(file, steps.mode if isinstance(steps, Preprocess) else "RGB")
         yield image if steps is None else steps(image)
 
 
 def _portions(images: Any) -> Iterator[Tensor]:
-    """Images as stacks, of many where they are one tensor."""
+    """Stacks of images: of many where they are one tensor, of one otherwise."""
     images = images.images if isinstance(images, Support) else images
     if _is_pair(images):
         images = images[0]
@@ -240,9 +236,9 @@ def _portions(images: Any) -> Iterator[Tensor]:
 
 
 def _is_pair(images: Any) -> bool:
-    """Whether it is images and labels, as a support set may be given."""
+    """Whether these are images with their labels, as a support set may be."""
     pair = isinstance(images, (tuple, list)) and len(images) == 2
-    return pair and all(isinstance(it, (Tensor, np.ndarray)) for it in images) and images[0].ndim > images[1].ndim
+    return pair and all(isinstance(part, (Tensor, np.ndarray)) for part in images) and images[0].ndim > images[1].ndim
 
 
 # --- two sets of images
@@ -250,7 +246,7 @@ def _is_pair(images: Any) -> bool:
 
 @dataclass(frozen=True)
 class Leaks:
-    """Which images are in both sets: positions (support, evaluation), and of similar ones how many bits differ."""
+    """Images that are in both sets: positions (support, evaluation), and for similar ones how many bits differ."""
 
     identical: tuple[tuple[int, int], ...]
     near: tuple[tuple[int, int, int], ...]
@@ -260,25 +256,15 @@ class Leaks:
     def __bool__(self) -> bool:
         return bool(self.identical or self.near)
 
-    def told(self, pairs: Sequence[tuple[int, ...]]) -> str:
-        """The first few pairs by name."""
-        named = [
-            f"{self.support.name(pair[0], 'support')} and {self.evaluation.name(pair[1], 'evaluation')}"
-            for pair in pairs[:MANY]
-        ]
-        rest = f", and {len(pairs) - MANY} more" if len(pairs) > MANY else ""
-        return "; ".join(named) + rest
+    def names(self, pair: tuple[int, ...]) -> tuple[str, str]:
+        """The two images of a pair: their files, or their numbers."""
+        return self.support.name(pair[0], "support"), self.evaluation.name(pair[1], "evaluation")
 
     def to_json(self) -> dict[str, Any]:
-        """Give the pairs as JSON knows them, by name."""
+        """The pairs by name, as JSON knows them."""
         return {
-            "identical": [
-                [self.support.name(i, "support"), self.evaluation.name(j, "evaluation")] for i, j in self.identical
-            ],
-            "near": [
-                [self.support.name(i, "support"), self.evaluation.name(j, "evaluation"), bits]
-                for i, j, bits in self.near
-            ],
+            "identical": [[*self.names(pair)] for pair in self.identical],
+            "near": [[*self.names(pair), pair[2]] for pair in self.near],
         }
 
 
@@ -290,18 +276,18 @@ def find_leaks(
     support_names: Sequence[str] | None = None,
     evaluation_names: Sequence[str] | None = None,
 ) -> Leaks:
-    """Images that are in both sets, given in any form that `fingerprints` takes, or as fingerprints.
+    """Images that are in both sets; each is anything that `fingerprints` takes, or fingerprints.
 
-    Where both sets are on disk their pictures are compared, whatever a network would see of them. Where one is tensors
-    `preprocess` makes them of the other's files.
+    Where both sets are on disk, their whole pictures are compared, whatever a network would see of them. Where one is
+    tensors, `preprocess` makes tensors from the files of the other.
     """
     if (files := _stored(support)) and (others := _stored(evaluation)):
         ours, theirs = fingerprints(files, None, support_names), fingerprints(others, None, evaluation_names)
     else:
-        for given, other in ((support, evaluation), (evaluation, support)):
-            if preprocess is None and _paths(given) and not isinstance(other, Fingerprints):
+        for one, other in ((support, evaluation), (evaluation, support)):
+            if preprocess is None and _paths(one) and not isinstance(other, Fingerprints):
                 raise FewshiftError(
-                    "image files are to be compared with tensors: pass preprocess, the steps that made the tensors"
+                    "image files cannot be compared with tensors: pass preprocess, the steps that made the tensors"
                 )
         ours = fingerprints(support, preprocess, support_names)
         theirs = fingerprints(evaluation, preprocess, evaluation_names)
@@ -309,27 +295,31 @@ def find_leaks(
     return Leaks(identical, _near(ours, theirs, set(identical)), ours, theirs)
 
 
-def refuse_leaks(found: Leaks) -> None:
-    """One sentence when an image is in both sets, and a `LeakWarning` when one looks like another."""
-    if found.identical:
-        count = len({pair[0] for pair in found.identical})
+def refuse_leaks(leaks: Leaks) -> None:
+    """Raise an error when an image is in both sets, and a `LeakWarning` when one looks like another."""
+    total = f"{len(leaks.evaluation):,} evaluation images"
+    if leaks.identical:
         raise FewshiftError(
-            f"{_counted(count, found)} also among the {len(found.evaluation):,} evaluation images "
-            f"({found.told(found.identical)}): remove them from one of the two, a score on what was learned from "
-            "says nothing"
+            f"{_counted(leaks, leaks.identical)} also among the {total} ({_listed(leaks, leaks.identical)}): remove "
+            "them from one of the two, since a score on images that were learned from says nothing"
         )
-    if found.near:
-        count = len({pair[0] for pair in found.near})
+    if leaks.near:
         warnings.warn(
-            f"{_counted(count, found)} nearly the same as some of the {len(found.evaluation):,} evaluation images "
-            f"({found.told(found.near)}): look at them, and remove one of each two that show the same",
+            f"{_counted(leaks, leaks.near)} nearly the same as some of the {total} ({_listed(leaks, leaks.near)}): "
+            "look at them, and remove one of each pair that shows the same",
             LeakWarning,
             stacklevel=2,
         )
 
 
-def _counted(count: int, found: Leaks) -> str:
-    return f"{count} of the {len(found.support):,} support images {'is' if count == 1 else 'are'}"
+def _counted(leaks: Leaks, pairs: Sequence[tuple[int, ...]]) -> str:
+    count = len({pair[0] for pair in pairs})
+    return f"{count} of the {len(leaks.support):,} support images {'is' if count == 1 else 'are'}"
+
+
+def _listed(leaks: Leaks, pairs: Sequence[tuple[int, ...]]) -> str:
+    rest = f", and {len(pairs) - MANY} more" if len(pairs) > MANY else ""
+    return "; ".join(" and ".join(leaks.names(pair)) for pair in pairs[:MANY]) + rest
 
 
 def _identical(support: Fingerprints, evaluation: Fingerprints) -> tuple[tuple[int, int], ...]:
@@ -344,17 +334,10 @@ def _near(
 ) -> tuple[tuple[int, int, int], ...]:
     if not len(support.perceptual) or not len(evaluation.perceptual):
         return ()
-    found = []
-    for index, mine in enumerate(support.perceptual):
-        bits = distances(mine, evaluation.perceptual)
+    pairs = []
+    for index, own in enumerate(support.perceptual):
+        bits = np.bitwise_count(own ^ evaluation.perceptual)
         close = np.flatnonzero(bits <= NEAR)
-        alike = evaluation.thumbnails[close] @ support.thumbnails[index] > ALIKE
-        found += [(index, int(it), int(bits[it])) for it in close[alike] if (index, int(it)) not in identical]
-    return tuple(found)
-
-
-def distances(one: Any, many: Array) -> Array:
-    """How many of the 64 bits of one hash differ from those of each of many."""
-    differing = np.bitwise_xor(np.uint64(one), many)
-    counts: Array = BITS[differing.view(np.uint8).reshape(len(many), 8)].sum(1)
-    return counts
+        alike = close[evaluation.thumbnails[close] @ support.thumbnails[index] > ALIKE].tolist()
+        pairs += [(index, other, int(bits[other])) for other in alike if (index, other) not in identical]
+    return tuple(pairs)

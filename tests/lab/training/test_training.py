@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fewshift import FewshiftError, Preprocess
 from fewshift.core.randomness import private_randomness
-from fewshift.images.scenes import Encoding, Scenes
+from fewshift.images import Encoding, Scenes
 from fewshift.lab.datasets.catalog import Collection, find_collection
 from fewshift.lab.training import ALGORITHMS, ERM, Algorithm, Batch, Learner, Task, trainer
 from fewshift.lab.training.augment import AUGMENTATIONS, augmentation, check_augment, enlarge, flip, random_crop, scale

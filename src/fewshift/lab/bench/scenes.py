@@ -21,9 +21,10 @@ from fewshift.core.network import channels_last, like, logits_of
 from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
+from fewshift.images.label_files import indexed, resized_labels
 from fewshift.images.scenes import Scenes
 from fewshift.lab.bench.cell import Cell
-from fewshift.report.scenes import Scene, image_iou, indexed, photograph, resized_labels
+from fewshift.report.scenes import Scene, image_iou, photograph
 
 PICTURES = 150  # images of which a record keeps a small picture
 WIDTH = 240  # pixels of its longer side

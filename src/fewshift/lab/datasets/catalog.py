@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fewshift.errors import FewshiftError
-from fewshift.images import street
 from fewshift.images.preprocess import IMAGENET, Preprocess
-from fewshift.lab.datasets import digits
+from fewshift.lab.datasets import digits, street
 
 Metric = Literal["accuracy", "macro_recall", "macro_f1", "mean_iou"]
 Layout = Literal[

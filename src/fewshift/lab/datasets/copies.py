@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from fewshift.errors import FewshiftError
-from fewshift.images import street
 from fewshift.images.folders import image_files
+from fewshift.images.label_files import Encoding
 from fewshift.images.preprocess import Preprocess
-from fewshift.images.scenes import CITYSCAPES, Encoding, Pairing, Scenes, joined_scenes
-from fewshift.lab.datasets import digits, wilds
+from fewshift.images.scenes import CITYSCAPES, Pairing, Scenes, joined_scenes
+from fewshift.lab.datasets import digits, street, wilds
 from fewshift.lab.datasets.catalog import Collection, find_collection
 from fewshift.lab.datasets.domain import Domain, joined
 

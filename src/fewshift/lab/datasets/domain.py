@@ -37,6 +37,11 @@ class Domain:
     skip_rare: bool = False  # whether classes with fewer images than shots are left out of a support
     workers: int = 0  # processes that decode when many images are asked for; 0: this one does
 
+    @property
+    def files(self) -> tuple[Path, ...] | None:
+        """The file of each image; None for pixels in memory."""
+        return None if isinstance(self.source, Tensor) else self.source
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -1,7 +1,7 @@
-"""What the pixels of street scenes mean: the classes that are evaluated, and how each data set numbers or paints them.
+"""How each street-scene data set numbers or paints its classes.
 
-Four data sets and their source, GTAV, are judged by the 19 evaluation classes of Cityscapes. What has no counterpart
-among them is ignored, as in the code published with RobustNet (Choi et al. 2021), whose networks the paper adapts.
+All but CamVid are evaluated on the 19 classes of Cityscapes. Labels without a counterpart there are ignored, as in the
+code published with RobustNet (Choi et al. 2021), whose networks the paper adapts.
 """
 
 from __future__ import annotations
@@ -9,64 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fewshift.core.losses import IGNORE
+from fewshift.images.cityscapes import CITYSCAPES_IDS, CLASSES, PALETTE, RGB, TRAIN_IDS
 
-RGB = tuple[int, int, int]
-
-CLASSES = (
-    "road",
-    "sidewalk",
-    "building",
-    "wall",
-    "fence",
-    "pole",
-    "traffic light",
-    "traffic sign",
-    "vegetation",
-    "terrain",
-    "sky",
-    "person",
-    "rider",
-    "car",
-    "truck",
-    "bus",
-    "train",
-    "motorcycle",
-    "bicycle",
-)
-
-PALETTE: tuple[RGB, ...] = (
-    (128, 64, 128),
-    (244, 35, 232),
-    (70, 70, 70),
-    (102, 102, 156),
-    (190, 153, 153),
-    (153, 153, 153),
-    (250, 170, 30),
-    (220, 220, 0),
-    (107, 142, 35),
-    (152, 251, 152),
-    (70, 130, 180),
-    (220, 20, 60),
-    (255, 0, 0),
-    (0, 0, 142),
-    (0, 0, 70),
-    (0, 60, 100),
-    (0, 80, 100),
-    (0, 0, 230),
-    (119, 11, 32),
-)
+__all__ = [
+    "CAMVID_CLASSES",
+    "CAMVID_COLOURS",
+    "CAMVID_IDS",
+    "CAMVID_PALETTE",
+    "CAMVID_SEQUENCES",
+    "CITYSCAPES_IDS",
+    "CLASSES",
+    "GTAV_COLOURS",
+    "MAPILLARY_IDS",
+    "PALETTE",
+    "RGB",
+    "SYNTHIA_IDS",
+    "TRAIN_IDS",
+]
 
 
 def _numbered(total: int, ids: Sequence[int | tuple[int, ...]]) -> Mapping[int, int]:
-    """Raw ids below `total` -> class, from the ids of each class in its order; the others are ignored."""
-    found = {it: number for number, its in enumerate(ids) for it in (its if isinstance(its, tuple) else (its,))}
-    return {it: found.get(it, IGNORE) for it in range(total)}
+    """Map each raw id below `total` to its class; `ids` has those of each class, and the others are ignored."""
+    groups = [group if isinstance(group, tuple) else (group,) for group in ids]
+    return dict.fromkeys(range(total), IGNORE) | {raw: number for number, group in enumerate(groups) for raw in group}
 
-
-TRAIN_IDS = {number: number for number in range(len(CLASSES))}  # labels that are class numbers already
-
-# 0-6 are void, 9 parking, 10 rail track, 14 guard rail, 15 bridge, 16 tunnel, 18 group of poles, 29 caravan, 30 trailer
-CITYSCAPES_IDS = _numbered(34, (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33))
 
 # GTAV has the ids and the colours of Cityscapes, and a few more for what is not evaluated
 GTAV_COLOURS = {colour: number for number, colour in enumerate(PALETTE)}
