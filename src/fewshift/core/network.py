@@ -10,17 +10,16 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from fewshift.core.normalisation import Whitening
+from fewshift.core.probing import executions, find_head, last_outputs, named_head
 from fewshift.errors import FewshiftError
 
 MAIN = ("logits", "out", "output", "main", "pred", "seg", "sem_seg")  # names of the main output
 LIVE = 6  # activations as large as the largest that a pass holds at a time: a branch, its shortcut, their moments
-LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -72,7 +71,7 @@ class Network:
         found = list_layers(private)
         images = like(private, images[:2])
         names = [layer.name for layer in found.layers]
-        with torch.no_grad(), _calls(private, names) as (calls, widths), _outputs(private) as outputs:
+        with torch.no_grad(), executions(private, names) as (calls, widths), last_outputs(private) as outputs:
             try:
                 output = private(images)
             except Exception as error:
@@ -93,7 +92,7 @@ class Network:
             found,
             layers=tuple(sorted((layer for layer in executed if layer.calls), key=lambda it: calls.index(it.name))),
             skipped=found.skipped + tuple(unused),
-            head=_named_head(private, head) if head else _found_head(private, outputs, logits),
+            head=named_head(private, head) if head else find_head(private, outputs, logits),
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),
             widest=max([logits.numel(), *widths]) / images.numel(),
@@ -293,94 +292,6 @@ def _reason_to_skip(module: nn.Module) -> str | None:
     if "intrinsic" in type(module).__module__ and "Bn" in type(module).__name__:
         return "convolution and BatchNorm are fused, nothing is left to adapt"
     return None
-
-
-@contextmanager
-def _calls(model: nn.Module, names: list[str]) -> Iterator[tuple[list[str], list[int]]]:
-    """The names of the layers in the order in which the block executes them, once per call, and what enters them."""
-    order: list[str] = []
-    widths: list[int] = []
-
-    def note(name: str, inputs: Tensor) -> None:
-        order.append(name)
-        widths.append(inputs.numel())
-
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
-        for name in names
-    ]
-    try:
-        yield order, widths
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The output of the last few layers that could be a head; kept alive, so that no memory is used twice."""
-    seen: dict[str, Tensor] = {}
-    once: set[str] = set()
-    twice: set[str] = set()
-
-    def note(name: str, output: Any) -> None:
-        (twice if name in once else once).add(name)
-        if isinstance(output, Tensor):
-            seen[name] = output
-            if len(seen) > LAST:
-                del seen[next(iter(seen))]
-
-    hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-        for name, module in model.named_modules()
-        if is_linear(module)
-    ]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for name in twice & seen.keys():
-            del seen[name]
-
-
-def is_linear(module: nn.Module) -> bool:
-    """A linear layer or an ordinary convolution: what a head can be."""
-    if parametrize.is_parametrized(module):
-        return False
-    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
-
-
-def _found_head(model: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> str | None:
-    """The layer whose output is the network's output: the same memory, whatever its shape is called.
-
-    Of a network that answers for pixels, the layer whose output was upsampled to be that.
-    """
-    for name, output in reversed(outputs.items()):
-        wide = getattr(model.get_submodule(name), "kernel_size", (1, 1)) != (1, 1)
-        if output.data_ptr() == logits.data_ptr() and output.numel() == logits.numel():
-            return None if wide and logits.ndim == 2 else name
-    for name, output in reversed(outputs.items()):
-        if logits.ndim == 4 and output.shape[:2] == logits.shape[:2] and _upsampled(output, logits):
-            return name
-    return None
-
-
-def _upsampled(coarse: Tensor, fine: Tensor) -> bool:
-    """Whether one is the other, bilinearly upsampled, with corners aligned or not."""
-    coarse, fine = coarse.float(), fine.float()
-    return coarse.ndim == 4 and any(
-        torch.allclose(F.interpolate(coarse, fine.shape[2:], mode="bilinear", align_corners=corners), fine, atol=1e-4)
-        for corners in (False, True)
-    )
-
-
-def _named_head(model: nn.Module, name: str) -> str:
-    modules = dict(model.named_modules())
-    if name not in modules or not is_linear(modules[name]):
-        known = [it for it, module in modules.items() if is_linear(module)][-3:]
-        raise FewshiftError(f"head '{name}' is not a linear layer of this network: try one of {known}")
-    return name
 
 
 def _first_line(error: Exception) -> str:

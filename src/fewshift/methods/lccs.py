@@ -22,7 +22,7 @@ from fewshift.core.heads import centroids, cosine_logits, nearest_centroid_head,
 from fewshift.core.loop import Course, fit
 from fewshift.core.losses import Loss, mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.moments import Moments, Normal, Span, merged, normalised, source_layers, spanning_vectors
+from fewshift.core.moments import Moments, Normal, merged, normalised, source_layers
 from fewshift.core.network import (
     Network,
     batchnorm,
@@ -35,7 +35,7 @@ from fewshift.core.network import (
 )
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Blend, read_by_ema, read_support, tied
-from fewshift.core.spans import Convex, Linear
+from fewshift.core.spans import Convex, Linear, Span, spanning_vectors
 from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.trust.gain import SOURCE, HeldOut, SupportLoss, choose, folds_of, gathered
