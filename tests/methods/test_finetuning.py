@@ -469,8 +469,8 @@ def test_labels_of_another_shape_than_the_answer_are_refused():
 
     images = make_support(2).images
     for model, labels, sentence in (
-        (Dense(), torch.arange(6) % 3, "give one label for each answer"),
-        (make_tiny(), torch.zeros(6, 8, 8).long(), "give one label for each answer"),
+        (Dense(), torch.arange(6) % 3, "give a label for each pixel"),
+        (make_tiny(), torch.zeros(6, 8, 8).long(), "give one label for each image"),
         (Dense(), torch.zeros(6, 4, 4).long(), "image 0 is 8x8 pixels and its labels are 4x4: give one label for each"),
     ):
         with pytest.raises(FewshiftError, match=sentence):

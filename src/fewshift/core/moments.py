@@ -28,7 +28,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Moments:
-    """What each image says about one layer: spatial mean and biased spatial variance per channel, in float64."""
+    """The inputs of one layer, image by image: spatial mean and biased spatial variance per channel, in float64."""
 
     mean: Tensor  # (N, C)
     var: Tensor  # (N, C)
@@ -60,7 +60,7 @@ class Moments:
         return (self.var * count / (count - 1) + eps).sqrt()
 
     def as_one(self) -> Moments:
-        """All images taken together as if they were one: pools further without keeping each."""
+        """All images pooled into one row, which can be pooled further."""
         return Moments(self.pooled_mean.unsqueeze(0), self.pooled_var.unsqueeze(0), self.count.sum().unsqueeze(0))
 
     @property
@@ -83,7 +83,7 @@ def _by_rows(inputs: Tensor) -> tuple[Tensor, Tensor]:
     mean = rows.mean(2)
     # mean of squares minus square of mean: one fast pass, but it cancels where the mean is large ...
     var = torch.linalg.vector_norm(rows, dim=2).double().square() / rows.shape[2] - mean.double().square()
-    # ... so those rows, usually few, are done again around their mean
+    # ... so those rows, usually few, are computed again around their mean
     doubtful = var < mean.double().square() / 30
     if doubtful.any():
         var[doubtful] = rows[doubtful].var(1, correction=0).double()
@@ -91,13 +91,13 @@ def _by_rows(inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_kernel(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Channels lie next to each other: what BatchNorm itself uses in training, image by image, is six times faster."""
+    """The channels of a pixel lie side by side: BatchNorm's own kernel, image by image, is six times faster."""
     parts = [torch.batch_norm_update_stats(image.unsqueeze(0), None, None, 0.0) for image in inputs]
     return torch.stack([mean for mean, _ in parts]), torch.stack([var for _, var in parts])
 
 
 def concatenated(parts: Sequence[Moments]) -> Moments:
-    """The moments of several calls or chunks, as if their images had come together."""
+    """The moments of several calls or chunks as if their images had been one batch."""
     return Moments(
         torch.cat([part.mean for part in parts]),
         torch.cat([part.var for part in parts]),
@@ -148,27 +148,27 @@ class SourceLayer:
 
 
 def source_layers(network: Network, model: nn.Module | None = None) -> dict[str, SourceLayer]:
-    """The source's statistics and affine parameters, layer by layer; from `model` if it is a copy kept elsewhere."""
+    """The source's statistics and affine parameters, layer by layer; read from `model` if it is given."""
     model = network.model if model is None else model
     return {layer.name: SourceLayer.of(batchnorm(model, layer.name)) for layer in network.layers}
 
 
 Rule = Callable[[str, Moments], Normal | None]
-"""Layer name and moments of its input -> what it is to normalise with, or None to leave it as it is."""
+"""Layer name and moments of its input -> the statistics it shall use, or None to leave it unchanged."""
 
 
 @contextmanager
 def normalising(network: Network, working: nn.Module, source: Mapping[str, SourceLayer], rule: Rule) -> Iterator[None]:
-    """Within the block, each layer of the working copy normalises its input with what `rule` says of it.
+    """Within the block, each layer of the working copy normalises with the statistics that `rule` returns.
 
-    The hook runs before the layer does, so what a deep layer sees is already normalised by the new statistics of
-    the shallow ones: layers are coupled.
+    The rule runs before the layer does, so a deep layer sees inputs that the new statistics of the shallow layers have
+    already normalised: layers are coupled.
     """
 
     def hook(name: str, module: _BatchNorm, inputs: Tensor) -> None:
         seen = moments(inputs)
         if not (torch.isfinite(seen.mean).all() and torch.isfinite(seen.var).all()):
-            raise FewshiftError(f"what enters layer '{name}' is not finite: check the images' scale, or lower lr")
+            raise FewshiftError(f"the input of layer '{name}' is not finite: check the images' scale, or lower lr")
         normal = rule(name, seen)
         if normal is not None:
             write_affine(module, source[name], normal)
@@ -181,7 +181,7 @@ def normalising(network: Network, working: nn.Module, source: Mapping[str, Sourc
 def before_layers(
     network: Network, working: nn.Module, hook: Callable[[str, _BatchNorm, Tensor], None]
 ) -> Iterator[None]:
-    """Within the block, `hook(name, layer, input)` is called before a BatchNorm layer of the working copy runs."""
+    """Within the block, call `hook(name, layer, input)` before each BatchNorm layer of the working copy runs."""
     handles = [
         working.get_submodule(layer.name).register_forward_pre_hook(
             lambda module, args, name=layer.name: hook(name, module, args[0])

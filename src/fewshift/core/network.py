@@ -1,4 +1,4 @@
-"""The view of a network: its BatchNorm layers, its head, its logits. The network itself is never edited."""
+"""A view of a network: its BatchNorm layers, its head, its logits. The network itself is never edited."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fewshift.core.probing import executions, find_head, last_outputs, named_hea
 from fewshift.errors import FewshiftError
 
 MAIN = ("logits", "out", "output", "main", "pred", "seg", "sem_seg")  # names of the main output
-LIVE = 6  # activations as large as the largest that a pass holds at a time: a branch, its shortcut, their moments
+LIVE = 6  # activations of the largest size that a pass holds at once: a branch, its shortcut, their moments
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -47,10 +47,10 @@ class Skipped:
 class Network:
     """A network in evaluation mode, with what adaptation needs to know about it.
 
-    `model` has modules of its own and shares its parameters with the network that was given: read, never written.
+    `model` has its own modules and shares its parameters with the user's network: they are read, never written.
 
     Layers stand in the order in which a forward pass executes them. `head` names the linear layer (or convolution)
-    whose output is the network's output, if there is one; pixel answers may have been upsampled from it.
+    whose output is the network's output, if there is one; pixel logits may be upsampled from it.
     """
 
     model: nn.Module
@@ -58,19 +58,19 @@ class Network:
     skipped: tuple[Skipped, ...]
     head: str | None
     classes: int | None
-    output: tuple[int, ...] = ()  # the shape of the answer to one image: (classes,) or (classes, height, width)
-    widest: float = 0  # values that enter the widest layer, for each value of an image
+    output: tuple[int, ...] = ()  # shape of the logits of one image: (classes,) or (classes, height, width)
+    widest: float = 0  # values that enter the widest layer, per value of the image
 
     @classmethod
     def of(cls, model: nn.Module | Network, images: Tensor, head: str | None = None) -> Network:
-        """Look at `model` by running it once on a few of `images`; a view is returned as it is."""
+        """The view of `model`, found by running it once on two of `images`; a view is returned as it is."""
         if isinstance(model, Network):
             return model
         private = structural_copy(model)
         refuse_broken_weights(private)
-        found = list_layers(private)
+        listed = list_layers(private)
         images = like(private, images[:2])
-        names = [layer.name for layer in found.layers]
+        names = [layer.name for layer in listed.layers]
         with torch.no_grad(), executions(private, names) as (calls, widths), last_outputs(private) as outputs:
             try:
                 output = private(images)
@@ -83,15 +83,17 @@ class Network:
         logits = logits_of(output)
         if logits.ndim < 2 or len(logits) != len(images):
             raise FewshiftError(
-                f"the network answers {len(images)} images with a tensor of shape {tuple(logits.shape)}: "
+                f"the network's output for {len(images)} images has shape {tuple(logits.shape)}: "
                 "wrap it in a module that returns one row of logits per image"
             )
-        executed = [replace(layer, calls=calls.count(layer.name)) for layer in found.layers]
+        executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
         unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
         return replace(
-            found,
-            layers=tuple(sorted((layer for layer in executed if layer.calls), key=lambda it: calls.index(it.name))),
-            skipped=found.skipped + tuple(unused),
+            listed,
+            layers=tuple(
+                sorted((layer for layer in executed if layer.calls), key=lambda layer: calls.index(layer.name))
+            ),
+            skipped=listed.skipped + tuple(unused),
             head=named_head(private, head) if head else find_head(private, outputs, logits),
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),
@@ -104,10 +106,10 @@ class Network:
         return int(LIVE * self.widest * values * images[0].element_size())
 
     def copy(self) -> nn.Module:
-        """A working copy: free to be hooked, its BatchNorm layers and head free to be written into.
+        """A working copy that may be hooked, and whose BatchNorm layers and head may be written into.
 
-        All other tensors are shared with this view, so it costs next to nothing; they are not to be changed. Layers
-        without affine parameters are given 1 and 0.
+        It shares all other tensors with this view and costs next to nothing; never change those. Layers without affine
+        parameters get 1 and 0.
         """
         own = {layer.name for layer in self.layers} | {self.head}
         shared = {
@@ -124,7 +126,7 @@ class Network:
         return working
 
     def with_tensors(self, changed: Mapping[str, Tensor]) -> nn.Module:
-        """The plain network again, with some entries of its state dict replaced."""
+        """A plain copy of the network with some entries of its state dict replaced."""
         result = copy.deepcopy(self.model)
         state = result.state_dict()
         with torch.no_grad():
@@ -133,17 +135,17 @@ class Network:
         return result
 
     def need_head(self, purpose: str) -> str:
-        """The head's name, or one sentence on what cannot be done without it."""
+        """The head's name, or an error that says what cannot be done without one."""
         if self.head is None:
             raise FewshiftError(
-                f"{purpose} needs the network's last linear layer and none gives its output directly: "
+                f"{purpose} needs a last linear layer, and no layer gives this network's output directly: "
                 "pass head='name', or keep the source's head (for LCCS classifier='source')"
             )
         return self.head
 
 
 def list_layers(model: nn.Module) -> Network:
-    """What stands in `model`, without running it: every BatchNorm layer in order of registration."""
+    """The BatchNorm layers of `model` in order of registration, without running it."""
     layers, skipped = [], []
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -173,10 +175,10 @@ def linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def refuse_unadaptable(network: Network) -> None:
-    """One sentence when no BatchNorm statistics can be adapted here."""
+    """Raise an error if the network has no BatchNorm statistics to adapt."""
     refuse_without_statistics(network)
     if not network.layers:
-        fused = next((it for it in network.skipped if "fused" in it.reason), None)
+        fused = next((layer for layer in network.skipped if "fused" in layer.reason), None)
         where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
         raise FewshiftError(
             f"nothing to adapt in this network, {where}: use a network with BatchNorm (if it was fused for "
@@ -185,7 +187,7 @@ def refuse_unadaptable(network: Network) -> None:
 
 
 def refuse_without_statistics(network: Network) -> None:
-    """One sentence when a BatchNorm layer always uses its batch: then no prediction stands on its own."""
+    """Raise an error if a BatchNorm layer always uses its batch: then a prediction depends on its batch mates."""
     for layer in network.layers:
         if batchnorm(network.model, layer.name).running_mean is None:
             raise FewshiftError(
@@ -195,9 +197,10 @@ def refuse_without_statistics(network: Network) -> None:
 
 
 def refuse_broken_weights(model: nn.Module) -> None:
-    """One sentence naming the first tensor with NaN or infinity, or a negative variance."""
-    statistics = [(name, it) for name, it in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
-    for name, tensor in chain(model.named_parameters(), statistics):
+    """Raise an error that names the first tensor with NaN, infinity or a negative variance."""
+    statistics = ("running_mean", "running_var")
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(statistics))
+    for name, tensor in chain(model.named_parameters(), buffers):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise FewshiftError(f"weight '{name}' contains NaN or infinity: load sound weights")
         if name.endswith("running_var") and (tensor < 0).any():
@@ -205,9 +208,9 @@ def refuse_broken_weights(model: nn.Module) -> None:
 
 
 def structural_copy(model: nn.Module) -> nn.Module:
-    """Modules and buffers of its own, in evaluation mode, around the same parameters.
+    """A copy in evaluation mode with its own modules and buffers, around the same parameters.
 
-    Some networks count in a buffer while they run: it is their copy that counts.
+    Some networks count in a buffer while they run: the copy counts, the original does not.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
@@ -216,7 +219,7 @@ def structural_copy(model: nn.Module) -> nn.Module:
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
     try:
-        return copy.deepcopy(model, {id(it): it for it in model.parameters()}).eval()
+        return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
     except Exception as error:
         raise FewshiftError(
             f"this {type(model).__name__} cannot be copied ({_first_line(error)}): adaptation works on copies, "
@@ -233,7 +236,7 @@ def like(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Pictures with their channels side by side in memory: convolutions and pooling are faster so on a CPU."""
+    """Images with the channels of a pixel side by side in memory: faster for convolutions on a CPU."""
     return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
 
@@ -245,11 +248,11 @@ def logits_of(output: Any) -> Tensor:
     if isinstance(named, Tensor):
         return named
     if isinstance(output, Mapping):
-        tensors = {str(key): it for key, it in output.items() if isinstance(it, Tensor) and it.ndim > 1}
+        tensors = {str(key): value for key, value in output.items() if isinstance(value, Tensor) and value.ndim > 1}
         named = next((tensors[key] for key in MAIN if key in tensors), None)
         if named is None and len(tensors) > 1:
             raise FewshiftError(
-                f"the network returns {', '.join(map(repr, tensors))}, of which none is known to be the logits: "
+                f"the network returns {', '.join(map(repr, tensors))}, and none of these names means logits: "
                 "wrap it in a module that returns one tensor"
             )
         candidates = list(tensors.values()) if named is None else [named]
@@ -259,14 +262,14 @@ def logits_of(output: Any) -> Tensor:
         if isinstance(value, Tensor) and value.ndim > 1:  # a loss, which may come first, has no dimension
             return value
     raise FewshiftError(
-        f"the network returns {type(output).__name__}, in which no logits were found: "
+        f"the network returns {type(output).__name__}, which contains no logits: "
         "wrap it in a module that returns a tensor"
     )
 
 
 @contextmanager
 def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
-    """Collect what enters the head during the block, one tensor per forward pass."""
+    """Within the block, collect what enters the head: one tensor per forward pass."""
     seen: list[Tensor] = []
     hook = model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     try:

@@ -18,7 +18,7 @@ NULL = 1e-10  # a spanning vector shorter than this fraction of the data it came
 
 @dataclass(frozen=True)
 class Span:
-    """The spanning vectors of one layer, as columns: source, support, then the support's own directions."""
+    """The spanning vectors of one layer, as columns: source, support, then the directions of the support's images."""
 
     mean: Tensor  # (C, 1 + n_mean)
     std: Tensor  # (C, 1 + n_std)
@@ -33,9 +33,9 @@ def spanning_vectors(
 ) -> Span:
     """[source, support mean, U S ...] and the same for standard deviations; n support vectors in each.
 
-    A fraction n in (0, 1) takes, for each moment, as many directions as explain that part of the variance.
-    `borrow_scale` gives the directions of the standard deviations the singular values of the means, as the
-    released code does. Without `guard` a layer with one position per image is an error, as it is there.
+    A fraction n in (0, 1) takes, for each moment, the fewest directions that explain that part of the variance.
+    `borrow_scale` gives the directions of the standard deviations the singular values of the means, as the released
+    code does. Without `guard` a layer with one position per image is an error, as in the released code.
     """
     support = seen.normal(source.eps)
     means, stds = seen.mean.T, seen.image_std(source.eps).T
@@ -58,9 +58,9 @@ def spanning_vectors(
 
 
 def directions(columns: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Left singular vectors and values of `columns` (C, N) after the direction of `first` was taken out.
+    """Left singular vectors and values of `columns` (C, N), the direction of `first` taken out.
 
-    Z - u u^T Z with u = first / |first|. Values that are rounding noise are zero, and signs are fixed (the entry of
+    Z - u u^T Z with u = first / |first|. Values that are rounding noise become zero. Signs are fixed (the entry of
     largest magnitude is positive), so that the same data give the same vectors.
     """
     norm = torch.linalg.vector_norm(first)
@@ -75,7 +75,7 @@ def directions(columns: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kept(values: Tensor, n: int | float) -> int:
-    """How many directions to keep beside the first vector."""
+    """How many directions to keep besides the pooled vector."""
     if isinstance(n, int):
         return min(n - 1, len(values))
     energy = values.square().cumsum(0)
@@ -90,18 +90,18 @@ def _columns(source: Tensor, support: Tensor, directions: Tensor, count: int) ->
 
 
 class Linear:
-    """Free coefficients: eta and rho start at (1 - v, v, 0, ..., 0) and may go anywhere."""
+    """Free coefficients: eta and rho start at (1 - v, v, 0, ..., 0), without bounds."""
 
     def __init__(self, span: Span, v: float, *, split: bool) -> None:
         self.span = span
-        # the first two stay in float32 where the released code kept them so, and are promoted on use
+        # `split`: the released code keeps the first two in float32 and promotes them on use
         first = torch.float32 if split else span.mean.dtype
         start = torch.tensor([1 - v, v], dtype=first, device=span.mean.device)
         rest = [matrix.new_zeros(matrix.shape[1] - 2) for matrix in (span.mean, span.std)]
         self._parameters = [nn.Parameter(value) for value in (start.clone(), rest[0], start.clone(), rest[1])]
 
     def parameters(self) -> list[nn.Parameter]:
-        """What the optimiser moves."""
+        """The tensors to optimise."""
         return [parameter for parameter in self._parameters if parameter.numel()]
 
     def normal(self) -> Normal:
@@ -110,7 +110,7 @@ class Linear:
         return self.span.combine(eta, rho)
 
     def project(self) -> None:
-        """Nothing to hold."""
+        """Nothing: the coefficients have no bounds."""
 
     def values(self) -> dict[str, list[float]]:
         """The coefficients as plain numbers."""
@@ -123,7 +123,7 @@ class Linear:
 
 
 class Convex:
-    """One weight a per moment, held in [0, 1]: (1 - a) source + a support."""
+    """One weight a in [0, 1] for each moment: (1 - a) source + a support."""
 
     def __init__(self, span: Span, v: float, *, split: bool) -> None:
         del split
@@ -131,7 +131,7 @@ class Convex:
         self._weights = nn.Parameter(span.mean.new_full((2,), v))
 
     def parameters(self) -> list[nn.Parameter]:
-        """What the optimiser moves."""
+        """The tensors to optimise."""
         return [self._weights]
 
     def normal(self) -> Normal:
@@ -139,7 +139,7 @@ class Convex:
         return self.span.combine(*self._coefficients())
 
     def project(self) -> None:
-        """Back to the nearest convex combination."""
+        """Move to the nearest convex combination."""
         with torch.no_grad():
             self._weights.clamp_(0, 1)
 
