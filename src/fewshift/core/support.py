@@ -27,7 +27,7 @@ class Support:
     """
 
     images: Stack  # (N, channels, H, W), or whatever the network takes
-    labels: Stack  # (N,) or (N, H, W), integers
+    labels: Stack  # (N,) or (N, H, W), integers of any type; kept as int64
     classes: tuple[str, ...] | None = None
     augment: Augment | None = None
     at_once: int | None = None
@@ -56,6 +56,7 @@ class Support:
                     f"labels have shape {tuple(label.shape)} for an image: "
                     "give one class index for each image, or for each pixel"
                 )
+        object.__setattr__(self, "labels", _each(self.labels, Tensor.long))
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             raise FewshiftError(f"class name '{twice}' occurs twice: name every class once")
