@@ -412,7 +412,7 @@ def test_a_head_with_something_after_it_is_trained_through_the_network():
     notes = FinetuneHead(epochs=1).fit(network, Target(support)).notes
     expected = F.cross_entropy(Scaled()(support.images), support.labels)
     assert notes["support_loss"][0] == pytest.approx(expected.item(), abs=1e-5)
-    with pytest.raises(FewshiftError, match=r"something comes after 'net\.fc'"):
+    with pytest.raises(FewshiftError, match=r"more layers follow .net\.fc."):
         LateFusion().adapt(network, Target(support))
 
 
