@@ -1,7 +1,7 @@
 """Speed and memory of LCCS as ratios measured in one run: `make bench`.
 
-Everything is timed on one thread, interleaved with what it is compared with, and the fastest of the rounds is taken:
-shared machines are noisy, and noise only ever adds.
+Everything runs on one thread, in rounds that alternate between both sides of a ratio. The fastest round counts: shared
+machines are noisy, and noise only ever adds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torchvision
 from torch import Tensor, nn
 
 from fewshift import LCCS, Network, Support, Target
-from fewshift.core.moments import SourceLayer, moments, spanning_vectors
+from fewshift.core.moments import SourceLayer, moments
 from fewshift.core.reading import read, tied
+from fewshift.core.spans import spanning_vectors
 from fewshift.methods.lccs import Start
 
 torch.set_num_threads(1)
@@ -51,7 +52,7 @@ def fastest(rounds: int, **works: Callable[[], object]) -> dict[str, float]:
 
 
 def epoch_of(method: LCCS, model: nn.Module, labelled: Support) -> Callable[[], object]:
-    """One gradient epoch of LCCS, everything before it done."""
+    """One gradient epoch of LCCS; the stages before it are already done."""
     _, view, labelled = method._prepare(Network.of(model, labelled.images), labelled)
     start = Start(tied(view, 0.5))
     spans = method._span(view, labelled, start)
@@ -92,26 +93,26 @@ def forward(model: nn.Module, images: Tensor) -> Tensor:
 
 def gradient_epochs(rounds: int) -> None:
     model, labelled = network(), support()
-    found = fastest(
+    seconds = fastest(
         rounds,
         lccs=epoch_of(LCCS(epochs=1), model, labelled),
         bn=plain_epoch(model, labelled, is_bn),
         full=plain_epoch(model, labelled, lambda *_: True),
     )
-    show("LCCS epoch / plain epoch of BN weight and bias (n = 35)", found["lccs"] / found["bn"], "<= 1.08")
-    show("LCCS epoch / plain epoch of full fine-tuning", found["lccs"] / found["full"], "<= 0.65")
+    show("LCCS epoch / plain epoch of BN weight and bias (n = 35)", seconds["lccs"] / seconds["bn"], "<= 1.08")
+    show("LCCS epoch / plain epoch of full fine-tuning", seconds["lccs"] / seconds["full"], "<= 0.65")
 
 
 def whole_adaptation(rounds: int) -> None:
     model, labelled = network(), support()
-    found = fastest(
+    seconds = fastest(
         rounds,
         adapt=lambda: LCCS().adapt(model, Target(labelled)),
         forward=lambda: forward(model, labelled.images),
     )
     show(
         "LCCS().adapt / one forward pass over the support (ResNet-18, 35 images)",
-        found["adapt"] / found["forward"],
+        seconds["adapt"] / seconds["forward"],
         "<= 30",
     )
 
@@ -119,10 +120,10 @@ def whole_adaptation(rounds: int) -> None:
 def merged_inference(rounds: int) -> None:
     model, labelled = network(), support(8)
     adapted = LCCS(epochs=0, init=0.5).adapt(model, Target(labelled))
-    found = fastest(
+    seconds = fastest(
         4 * rounds, adapted=lambda: forward(adapted, labelled.images), source=lambda: forward(model, labelled.images)
     )
-    show("merged inference / source inference", found["adapted"] / found["source"], "= 1.00")
+    show("merged inference / source inference", seconds["adapted"] / seconds["source"], "= 1.00")
 
 
 def decompositions() -> None:
@@ -158,15 +159,15 @@ def peak(work: str) -> None:
 def peak_memory(rounds: int) -> None:
     def of(work: str) -> float:
         runs = [subprocess.check_output([sys.executable, __file__, "--peak", work]) for _ in range(rounds)]
-        return statistics.median(int(it) for it in runs)
+        return statistics.median(int(run) for run in runs)
 
     show("peak memory of LCCS().adapt / of BN-only fine-tuning (whole process)", of("lccs") / of("bn"), "<= 1.10")
 
 
 def moments_share(rounds: int) -> None:
     z = torch.randn(35, 64, 56, 56)
-    found = fastest(4 * rounds, moments=lambda: moments(z), var_mean=lambda: torch.var_mean(z, (0, 2, 3)))
-    show("moments of a layer / torch.var_mean of it", found["moments"] / found["var_mean"], "< 1")
+    seconds = fastest(4 * rounds, moments=lambda: moments(z), var_mean=lambda: torch.var_mean(z, (0, 2, 3)))
+    show("moments of a layer / torch.var_mean of it", seconds["moments"] / seconds["var_mean"], "< 1")
 
 
 if __name__ == "__main__":

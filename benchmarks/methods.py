@@ -12,7 +12,7 @@ from torch import nn
 
 from core import fastest, network, show, support
 from fewshift import METHODS, Network, Target
-from fewshift.methods._finetuning import all_parameters, sgd, trainable, tune
+from fewshift.methods._finetuning import Training, sgd, trainable, tune
 from fewshift.methods.delta_reg import DeltaReg, maps
 
 BATCH, EPOCHS = 32, 2
@@ -72,22 +72,22 @@ def main(rounds: int) -> None:
     }
     for name, loop in rows.items():
         none, some = METHODS[name](epochs=0), METHODS[name](epochs=EPOCHS)
-        found = fastest(
+        seconds = fastest(
             rounds,
             before=lambda method=none: method.adapt(view, Target(labelled)),
             ours=lambda method=some: method.adapt(view, Target(labelled)),
             plain=loop,
         )
         if name in ("finetune-head", "late-fusion"):
-            show(f"{name}: everything / {EPOCHS} epochs in plain PyTorch", found["ours"] / found["plain"], "< 1")
+            show(f"{name}: everything / {EPOCHS} epochs in plain PyTorch", seconds["ours"] / seconds["plain"], "< 1")
         else:
-            ratio = (found["ours"] - found["before"]) / found["plain"]
+            ratio = (seconds["ours"] - seconds["before"]) / seconds["plain"]
             show(f"{name}: epoch / the same loop in plain PyTorch", ratio, "<= 1.10")
     delta_reg(rounds)
 
 
 def delta_reg(rounds: int) -> None:
-    """Without its attention, which is found once, before the epochs, by one forward pass per filter."""
+    """Without its attention, which costs one partial pass per filter, once, before the epochs."""
     model, labelled = network(), support()
     view, method = Network.of(model, labelled.images), DeltaReg(epochs=EPOCHS)
     watched = method._watched(view, labelled)
@@ -100,22 +100,18 @@ def delta_reg(rounds: int) -> None:
                 view,
                 labelled,
                 Target(labelled),
-                all_parameters,
-                sgd(1e-3, 0.0),
-                bn="train_running",
-                epochs=EPOCHS,
-                batch_size=BATCH,
-                seed=0,
+                "all",
+                Training(sgd(1e-3, 0.0), "train_running", EPOCHS, BATCH, seed=0),
                 model=trained,
-                penalty=lambda it: method.penalty(view, it, own, weights),
+                penalty=lambda trained: method.penalty(view, trained, own, weights),
             )
 
     def plainly() -> None:
         frozen, free = copy.deepcopy(model).eval(), copy.deepcopy(model).train()
         kept: dict[tuple[bool, str], torch.Tensor] = {}
-        for which, it in ((False, frozen), (True, free)):
+        for which, net in ((False, frozen), (True, free)):
             for name in watched:
-                it.get_submodule(name).register_forward_hook(
+                net.get_submodule(name).register_forward_hook(
                     lambda _, __, out, key=(which, name): kept.__setitem__(key, out)
                 )
         optimizer = torch.optim.SGD(free.parameters(), lr=1e-3, momentum=0.9)
@@ -131,8 +127,8 @@ def delta_reg(rounds: int) -> None:
                 (loss + 0.005 * sum(p.square().sum() for p in free.fc.parameters())).backward()
                 optimizer.step()
 
-    found = fastest(rounds, ours=ours, plain=plainly)
-    show("delta-reg: epoch / the same loop in plain PyTorch", found["ours"] / found["plain"], "<= 1.10")
+    seconds = fastest(rounds, ours=ours, plain=plainly)
+    show("delta-reg: epoch / the same loop in plain PyTorch", seconds["ours"] / seconds["plain"], "<= 1.10")
 
 
 if __name__ == "__main__":

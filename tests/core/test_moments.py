@@ -12,16 +12,14 @@ from torch import nn
 from fewshift.core.moments import (
     Normal,
     SourceLayer,
-    directions,
-    kept,
     merged,
     moments,
     normalised,
     source_layers,
-    spanning_vectors,
 )
 from fewshift.core.network import Network
 from fewshift.core.reading import read, read_by_ema, tied
+from fewshift.core.spans import directions, kept, spanning_vectors
 from tests.helpers.networks import make_support, make_tiny, unsettle
 
 

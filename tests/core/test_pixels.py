@@ -282,7 +282,7 @@ def test_labels_that_cannot_be_are_named_with_their_counts(change, sentence):
 
 def test_a_network_that_answers_images_is_refused_for_pixels(tiny):
     support = scenes(size=(8, 8))
-    with pytest.raises(FewshiftError, match="labels of shape \\(8, 8\\) and is answered with \\(\\)"):
+    with pytest.raises(FewshiftError, match=r"shape \(\), and its labels \(8, 8\)"):
         fewshift.adapt(tiny, support)
 
 
@@ -291,7 +291,7 @@ def test_answers_in_other_proportions_are_refused():
         def forward(self, images):
             return F.interpolate(super().forward(images)["out"], (8, 8))
 
-    with pytest.raises(FewshiftError, match="24x16 pixels are answered with 8x8, which is no coarser picture"):
+    with pytest.raises(FewshiftError, match=r"\(8x8\).*\(24x16\)"):
         fewshift.adapt(unsettle(Squared()), scenes())
 
 
@@ -361,7 +361,7 @@ def test_the_main_output_is_found(wrap):
 
 
 def test_several_outputs_without_a_known_name_are_refused():
-    with pytest.raises(FewshiftError, match="returns 'a', 'b', of which none is known to be the logits"):
+    with pytest.raises(FewshiftError, match=r"'a', 'b'.*logits"):
         Network.of(unsettle(Says(lambda out: {"a": out, "b": out})), scenes(2).images)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshift import FewshiftError, Support, draw_support
+from fewshift.core.losses import cross_entropy
 from fewshift.core.randomness import minibatches
 from fewshift.core.support import others
 
@@ -42,7 +44,7 @@ def test_an_epoch_is_a_permutation_and_only_an_incomplete_minibatch_is_dropped(t
     batches = minibatches(total, 32, torch.Generator().manual_seed(0))
     assert [len(batch) for batch in batches] == sizes
     assert sorted(torch.cat(batches).tolist()) == list(range(total))
-    assert [len(it) for it in minibatches(total, 32, torch.Generator().manual_seed(0), drop_last=True)] == dropped
+    assert [len(batch) for batch in minibatches(total, 32, torch.Generator().manual_seed(0), drop_last=True)] == dropped
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,24 @@ def test_unusable_supports_are_refused_in_one_sentence(images, labels, sentence)
 def test_labels_that_do_not_fit_the_network_are_refused(labels, classes, sentence):
     with pytest.raises(FewshiftError, match=sentence):
         Support(torch.zeros(2, 3), torch.tensor(labels), classes).checked((3,))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool])
+@pytest.mark.parametrize("shape", [(4,), (4, 2, 2)], ids=["images", "pixels"])
+def test_integer_labels_of_any_type_mean_the_same(dtype, shape):
+    wanted = torch.tensor([0, 1, 1, 0]).reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
+    support = Support(torch.rand(4, 3, 2, 2), wanted.to(dtype))
+    assert support.labels.dtype == torch.int64
+    assert torch.equal(support.targets, wanted)
+    logits = torch.rand(4, 2, *shape[1:])
+    assert support.loss_of(cross_entropy, [logits]) == pytest.approx(float(F.cross_entropy(logits, wanted)))
+
+
+def test_labels_of_different_sizes_are_integers_of_one_type():
+    sizes = [(2, 2), (3, 2)]
+    images = [torch.rand(3, *size) for size in sizes]
+    support = Support(images, [torch.ones(size, dtype=torch.uint8) for size in sizes])
+    assert [label.dtype for label in support.labels] == [torch.int64] * 2
 
 
 def test_an_augmentation_may_not_change_the_shape():

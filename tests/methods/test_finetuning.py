@@ -412,7 +412,7 @@ def test_a_head_with_something_after_it_is_trained_through_the_network():
     notes = FinetuneHead(epochs=1).fit(network, Target(support)).notes
     expected = F.cross_entropy(Scaled()(support.images), support.labels)
     assert notes["support_loss"][0] == pytest.approx(expected.item(), abs=1e-5)
-    with pytest.raises(FewshiftError, match=r"something comes after 'net\.fc'"):
+    with pytest.raises(FewshiftError, match=r"more layers follow .net\.fc."):
         LateFusion().adapt(network, Target(support))
 
 
@@ -469,8 +469,8 @@ def test_labels_of_another_shape_than_the_answer_are_refused():
 
     images = make_support(2).images
     for model, labels, sentence in (
-        (Dense(), torch.arange(6) % 3, "give one label for each answer"),
-        (make_tiny(), torch.zeros(6, 8, 8).long(), "give one label for each answer"),
+        (Dense(), torch.arange(6) % 3, "give a label for each pixel"),
+        (make_tiny(), torch.zeros(6, 8, 8).long(), "give one label for each image"),
         (Dense(), torch.zeros(6, 4, 4).long(), "image 0 is 8x8 pixels and its labels are 4x4: give one label for each"),
     ):
         with pytest.raises(FewshiftError, match=sentence):

@@ -1,36 +1,29 @@
-"""SDDA: its losses against exact special cases, the invariants of its card, its promises."""
+"""SDDA: its losses against exact special cases, one step of training against a naive one."""
 
 from __future__ import annotations
 
 import copy
-import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchvision.ops import FrozenBatchNorm2d
 
 from fewshift import FewshiftError, Network, Target
 from fewshift.core.support import Unlabelled
+from fewshift.methods._adversarial import Generator, binary_loss, gradient_reversed, image_discriminator
 from fewshift.methods.sdda import (
     SDDA,
-    Generator,
-    Learner,
-    Range,
-    Workshop,
+    GeneratorTraining,
+    NetworkTraining,
+    ValueRange,
     generator_loss,
-    gradient_reversed,
     guidance,
-    image_discriminator,
-    resized,
-    told_apart,
     unlikelihood,
     xavier,
 )
-from tests.helpers.networks import make_support, make_tiny, same_state, state, unsettle
+from tests.helpers.networks import make_support, make_tiny, same_state, state
 
 QUICK = SDDA(epochs=2, start_epoch=1, size=8, width=4, noise=6, batch_size=8)
 IMAGES = make_support().images  # 15, of 3 channels and 8x8 pixels
@@ -52,14 +45,14 @@ def some_logits(seed=0, rows=6, classes=4):
     return 3 * torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def workshop(settings=QUICK, model=None):
+def generator_training(settings=QUICK, model=None):
     torch.manual_seed(0)
-    return Workshop(settings, Network.of(model or make_tiny(), IMAGES), "fc", Unlabelled(IMAGES))
+    return GeneratorTraining(settings, Network.of(model or make_tiny(), IMAGES), "fc", Unlabelled(IMAGES))
 
 
-def learner(settings=QUICK, model=None):
+def network_training(settings=QUICK, model=None):
     torch.manual_seed(0)
-    return Learner(settings, Network.of(model or make_tiny(), IMAGES), "fc")
+    return NetworkTraining(settings, Network.of(model or make_tiny(), IMAGES), "fc")
 
 
 # the generator's loss
@@ -78,10 +71,10 @@ def test_the_likelihood_gives_the_generator_a_gradient_where_the_undetached_mean
     (cancelled,) = torch.autograd.grad((evidence.mean() - evidence).mean(), logits)
     assert cancelled.abs().max() < 1e-12
 
-    makers = workshop()
+    makers = generator_training()
     made, _ = makers.make(8, torch.Generator().manual_seed(0))
     unlikelihood(makers._source(makers._range.stretched(made))).backward()
-    assert all(it.grad.abs().max() > 0 for it in makers.generator.parameters() if it.ndim > 1)
+    assert all(weight.grad.abs().max() > 0 for weight in makers.generator.parameters() if weight.ndim > 1)
 
 
 def test_the_generators_loss_is_adversary_plus_b_times_the_classifiers_say():
@@ -100,11 +93,11 @@ def test_with_b_zero_it_is_an_ordinary_gan_whose_labels_carry_no_supervision():
 
     gradients = []
     for asked in (torch.zeros(6, dtype=torch.long), torch.full((6,), 2)):  # same images, other labels asked
-        makers = workshop()
+        makers = generator_training()
         made, _ = makers.make(6, torch.Generator().manual_seed(0))
         logits = makers._source(makers._range.stretched(made))
         generator_loss(makers.discriminator(made), logits, asked, 0.0).backward()
-        gradients.append([it.grad for it in makers.generator.parameters()])
+        gradients.append([weight.grad for weight in makers.generator.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
@@ -118,7 +111,7 @@ def test_telling_apart_is_cross_entropy_with_one_for_the_first_and_zero_for_the_
     first, second = some_logits(0, 5, 1).flatten(), some_logits(1, 5, 1).flatten()
     expected = sum(math.log(1 + math.exp(-v)) for v in first.tolist()) / 5
     expected += sum(math.log(1 + math.exp(v)) for v in second.tolist()) / 5
-    assert float(told_apart(first, second)) == pytest.approx(expected)
+    assert float(binary_loss(first, second)) == pytest.approx(expected)
 
 
 # generator and image discriminator
@@ -135,7 +128,7 @@ def test_generated_images_have_the_size_asked_for_and_stay_within_one(size, chan
 
 
 def test_the_class_asked_for_enters_the_generator():
-    makers = workshop()
+    makers = generator_training()
     noise = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     first, second = (makers.generator(noise, torch.full((3,), label)) for label in (0, 1))
     assert not torch.allclose(first, second)
@@ -143,24 +136,19 @@ def test_the_class_asked_for_enters_the_generator():
 
 def test_the_range_is_that_of_the_target_per_channel():
     images = IMAGES * torch.tensor([1.0, 10.0, 0.0]).view(3, 1, 1) + torch.tensor([0.0, 5.0, 7.0]).view(3, 1, 1)
-    found = Range.of(make_tiny(), Unlabelled(images), size=4)
+    values_range = ValueRange.of(make_tiny(), Unlabelled(images), size=4)
     for channel in range(3):
         values = [value for image in images for value in image[channel].flatten().tolist()]
         middle, half = (max(values) + min(values)) / 2, (max(values) - min(values)) / 2
-        assert float(found.middle[channel]) == pytest.approx(middle, abs=1e-5)
-        assert float(found.half[channel]) == pytest.approx(half, abs=2e-6)
-    shrunk = found.shrunk(images)
+        assert float(values_range.middle[channel]) == pytest.approx(middle, abs=1e-5)
+        assert float(values_range.half[channel]) == pytest.approx(half, abs=2e-6)
+    shrunk = values_range.shrunk(images)
     assert shrunk.abs().max() == pytest.approx(1)
-    assert torch.allclose(found.stretched(shrunk), images, atol=1e-5)
-
-
-def test_images_that_have_the_size_are_not_resized():
-    assert resized(IMAGES, (8, 8)) is IMAGES
-    assert resized(IMAGES, (5, 7)).shape == (15, 3, 5, 7)
+    assert torch.allclose(values_range.stretched(shrunk), images, atol=1e-5)
 
 
 def test_the_source_classifier_stays_as_it_is_while_gradients_flow_through_it():
-    makers = workshop()
+    makers = generator_training()
     before = state(makers._source)
     generator = torch.Generator().manual_seed(0)
     weights = state(makers.generator), state(makers.discriminator)
@@ -168,7 +156,7 @@ def test_the_source_classifier_stays_as_it_is_while_gradients_flow_through_it():
         made = makers.step(IMAGES, 1.0, generator)
     assert same_state(before, state(makers._source))
     assert same_state(before, state(make_tiny()))
-    assert not any(it.requires_grad for it in makers._source.parameters())
+    assert not any(weight.requires_grad for weight in makers._source.parameters())
     assert not same_state(weights[0], state(makers.generator))
     assert not same_state(weights[1], state(makers.discriminator))
     assert made.images.shape == IMAGES.shape
@@ -191,7 +179,7 @@ def trained():
 
 
 def test_after_a_warm_up_the_source_recognises_what_was_asked_for_far_more_often_than_by_chance(trained):
-    makers = workshop(SDDA(size=8, width=16, noise=6, generator_lr=2e-3), trained)
+    makers = generator_training(SDDA(size=8, width=16, noise=6, generator_lr=2e-3), trained)
     generator = torch.Generator().manual_seed(0)
     recognised = [float(makers.step(IMAGES, 1.0, generator).losses["recognised"]) for _ in range(60)]
     assert sum(recognised[:5]) / 5 < 0.5
@@ -211,17 +199,19 @@ def test_reversal_changes_the_gradient_and_not_the_values():
 
 def step_gradients(reversal, domain_weight=0.1):
     """The gradients that one adaptation step gives to network and domain discriminator."""
-    adapted = learner(SDDA(size=8, domain_weight=domain_weight, reversal=reversal))
+    adapted = network_training(SDDA(size=8, domain_weight=domain_weight, reversal=reversal))
     adapted.step(IMAGES.flip(0) + 1, torch.arange(15) % 3, IMAGES)
-    return [it.grad for it in adapted.model.parameters()], [it.grad for it in adapted.domain.parameters()]
+    return [weight.grad for weight in adapted.model.parameters()], [
+        weight.grad for weight in adapted.domain.parameters()
+    ]
 
 
 def test_with_reversal_zero_the_network_gets_no_domain_gradient_while_the_domain_head_learns():
     network, domain = step_gradients(reversal=0.0)
     without, nothing = step_gradients(reversal=1.0, domain_weight=0.0)
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(network, without, strict=True))
-    assert all(it.abs().max() > 0 for it in domain)
-    assert all(it.abs().max() == 0 for it in nothing)
+    assert all(gradient.abs().max() > 0 for gradient in domain)
+    assert all(gradient.abs().max() == 0 for gradient in nothing)
 
 
 def test_with_reversal_the_network_climbs_what_the_domain_head_descends():
@@ -233,7 +223,7 @@ def test_with_reversal_the_network_climbs_what_the_domain_head_descends():
 
 
 def test_one_adaptation_step_agrees_with_a_naive_one():
-    adapted = learner(SDDA(size=8, lr=0.1, momentum=0.0, start_epoch=25))
+    adapted = network_training(SDDA(size=8, lr=0.1, momentum=0.0, start_epoch=25))
     model, domain = copy.deepcopy(adapted.model), copy.deepcopy(adapted.domain)
     made, labels = IMAGES.flip(0) + 1, torch.arange(15) % 3
     adapted.step(made, labels, IMAGES)
@@ -247,7 +237,7 @@ def test_one_adaptation_step_agrees_with_a_naive_one():
     tensors = list(model.parameters())
     climbs = torch.autograd.grad(apart, tensors, allow_unused=True, retain_graph=True)
     rate = 0.1 * (1 + 0.001 * 25) ** -0.75
-    for found, tensor, down, up in zip(
+    for trained, tensor, down, up in zip(
         adapted.model.parameters(),
         tensors,
         torch.autograd.grad(classified, tensors, retain_graph=True),
@@ -255,10 +245,10 @@ def test_one_adaptation_step_agrees_with_a_naive_one():
         strict=True,
     ):
         expected = tensor - rate * (down - 0.1 * (0 if up is None else up))
-        assert torch.allclose(found, expected, atol=1e-6)
+        assert torch.allclose(trained, expected, atol=1e-6)
     pairs = zip(adapted.domain.parameters(), domain.parameters(), strict=True)
-    for (found, tensor), gradient in zip(pairs, torch.autograd.grad(apart, list(domain.parameters())), strict=True):
-        assert torch.allclose(found, tensor - rate * (10 if tensor.ndim > 1 else 20) * 0.1 * gradient, atol=1e-6)
+    for (trained, tensor), gradient in zip(pairs, torch.autograd.grad(apart, list(domain.parameters())), strict=True):
+        assert torch.allclose(trained, tensor - rate * (10 if tensor.ndim > 1 else 20) * 0.1 * gradient, atol=1e-6)
 
 
 def test_a_fresh_head_is_xaviers_and_forgets_the_source():
@@ -275,7 +265,7 @@ def test_a_fresh_head_is_xaviers_and_forgets_the_source():
 @pytest.mark.parametrize(("head", "same"), [("fresh", False), ("source", True)])
 def test_the_new_classifier_starts_fresh_or_from_the_source(head, same):
     model = make_tiny()
-    started = learner(SDDA(head=head)).model
+    started = network_training(SDDA(head=head)).model
     assert torch.equal(started.fc.weight, model.fc.weight) == same
     assert torch.equal(started.conv1.weight, model.conv1.weight)
 
@@ -301,71 +291,15 @@ def test_images_larger_than_the_generators_and_not_square_work():
     assert torch.isfinite(QUICK.adapt(make_tiny(), target(images))(images)).all()
 
 
-def test_the_notes_are_plain_numbers():
-    notes = QUICK.fit(make_tiny(), target()).notes
-    assert json.loads(json.dumps(notes)) == notes
-    assert all(0 <= value <= 1 for value in notes["curves"]["recognised"])
-
-
-# the promises
-
-
-def test_it_can_be_called_where_gradients_are_off():
-    with torch.no_grad():
-        off = state(QUICK.adapt(make_tiny(), target()))
-    assert same_state(off, state(QUICK.adapt(make_tiny(), target())))
-
-
-def test_a_dataset_is_read_when_it_is_needed_and_gives_what_a_tensor_gives():
-    class Folder(torch.utils.data.Dataset):
-        reads = 0
-
-        def __len__(self):
-            return len(IMAGES)
-
-        def __getitem__(self, index):
-            Folder.reads += 1
-            return IMAGES[index], "a label that is not looked at"
-
-    lazy = target(Folder())
-    assert Folder.reads == 0
-    assert same_state(state(QUICK.adapt(make_tiny(), lazy)), state(QUICK.adapt(make_tiny(), target())))
-    assert Folder.reads == 2 + 15 + 2 * 15 + 15  # a first look, the range, two epochs, a last look
-
-
-class Odd(nn.Module):
-    """A 1x1 convolution as head, frozen BatchNorm, a dictionary as output."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 6, 3)
-        self.frozen = FrozenBatchNorm2d(6)
-        self.bn = nn.BatchNorm2d(6)
-        self.classify = nn.Conv2d(6, 3, 1)
-
-    def forward(self, images):
-        hidden = self.bn(self.frozen(self.conv(images)).relu()).mean((2, 3), keepdim=True)
-        return {"features": hidden, "logits": self.classify(hidden).flatten(1)}
-
-
-def test_a_convolutional_head_frozen_batchnorm_and_dictionaries_work():
-    torch.manual_seed(0)
-    names = changed(QUICK, unsettle(Odd()))
-    assert not any(name.startswith("frozen.") for name in names)
-    assert names >= {"conv.weight", "bn.running_var", "classify.weight", "classify.bias"}
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"epochs": -1}, r"^epochs=-1 does not fit sdda: give a whole number from 0$"),
-        ({"batch_size": 1}, r"^batch_size=1 is too small: give at least 2$"),
-        ({"reversal": -0.5}, r"^reversal=-0.5 does not fit sdda: give a number from 0$"),
-        ({"beta1": 1.0}, r"^beta1=1.0 is too large: give less than 1$"),
-        ({"guide_ramp": 0}, r"^guide_ramp=0 is no number of epochs: give more than 0$"),
-        ({"epochs": 25}, r"^epochs=25 end before adaptation begins at start_epoch=25: give at least 26$"),
-        ({"size": 30}, r"^size=30 is no size the generator has: choose one of \(8, 16, "),
-        ({"head": "new"}, r"^head='new' is unknown: choose 'fresh' or 'source'$"),
+        ({"reversal": -0.5}, "reversal=-0.5"),
+        ({"beta1": 1.0}, "beta1=1.0"),
+        ({"guide_ramp": 0}, "guide_ramp=0"),
+        ({"epochs": 25}, "start_epoch=25.*at least 26"),
+        ({"size": 30}, "size=30"),
+        ({"head": "new"}, "head='new'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, sentence):
@@ -373,47 +307,6 @@ def test_settings_that_make_no_sense_are_refused(settings, sentence):
         SDDA(**settings)
 
 
-class Broken(Odd):
-    def forward(self, images):
-        return super().forward(images.sqrt())  # of negative values too
-
-
-class Dense(Odd):
-    def forward(self, images):
-        return self.classify(self.conv(images))
-
-
-@pytest.mark.parametrize(
-    ("model", "images", "sentence"),
-    [
-        (make_tiny(), IMAGES[:1], r"^sdda needs more than one unlabelled image.*: add some$"),
-        (make_tiny(), IMAGES.flatten(1), r"^sdda generates images of .*, these have shape \(192,\): choose "),
-        (nn.Sequential(make_tiny(), nn.Softmax(1)), IMAGES, r"^sdda needs the network's last linear layer.*: pass "),
-        (Dense().eval(), IMAGES, r"^sdda needs one row of two or more logits per image.*\(2, 3, 6, 6\)"),
-        (Broken().eval(), IMAGES, r"^the network's logits are NaN or infinite before adaptation: check "),
-    ],
-)
-def test_what_cannot_be_adapted_gets_one_sentence(model, images, sentence):
-    with pytest.raises(FewshiftError, match=sentence):
-        QUICK.adapt(model, target(images))
-
-
-def test_a_divergence_is_an_error_not_a_network_of_nans():
-    with pytest.raises(FewshiftError, match=r"(became NaN|infinite).*: lower (generator_lr or )?lr$"):
-        SDDA(epochs=3, start_epoch=0, size=8, width=4, batch_size=8, lr=1e30).adapt(make_tiny(), target())
-
-
-class Pooled(Odd):
-    def forward(self, images):
-        return self.classify(self.bn(self.conv(images))).mean((2, 3))
-
-
-def test_a_head_that_does_not_give_the_networks_output_is_refused():
-    view = replace(Network.of(Pooled(), IMAGES), head="classify")
-    with pytest.raises(FewshiftError, match=r"^head 'classify' gives 108 values per image and the network 3: pass "):
-        QUICK.adapt(view, target())
-
-
-def test_a_divergence_in_the_last_step_is_seen_too():
-    with pytest.raises(FewshiftError, match=r"^the network's logits became NaN or infinite on the target: lower lr$"):
-        SDDA(epochs=1, start_epoch=0, size=8, width=4, lr=1e30).adapt(make_tiny(), target())
+def test_only_pictures_can_be_generated():
+    with pytest.raises(FewshiftError, match=r"shape \(192,\)"):
+        QUICK.adapt(make_tiny(), target(IMAGES.flatten(1)))

@@ -1,23 +1,19 @@
-"""SFDA: its pure functions against naive loops, the invariants of its card, its promises."""
+"""SFDA: its pure functions and its training against naive loops."""
 
 from __future__ import annotations
 
 import copy
-import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torchvision.ops import FrozenBatchNorm2d
 
-from fewshift import FewshiftError, Network, Target
+from fewshift import FewshiftError, Target
 from fewshift.core.support import Unlabelled
 from fewshift.methods import sfda as module
 from fewshift.methods.sfda import SFDA, nearest, normalised_entropy, prototypes, share, threshold, two_heads_loss
-from tests.helpers.networks import make_support, make_tiny, same_state, state, unsettle
+from tests.helpers.networks import make_support, make_tiny, state
 
 QUICK = SFDA(steps=5, memory_every=2, batch_size=8)
 IMAGES = make_support().images  # 15
@@ -45,9 +41,9 @@ def cloud(seed, n=40, classes=5):
 
 
 def test_the_entropy_is_normalised_by_that_of_guessing():
-    _, p, found = cloud(0)
+    _, p, entropies = cloud(0)
     expected = [-sum(value * math.log(value) for value in row) / math.log(5) for row in p.tolist()]
-    assert found.tolist() == pytest.approx(expected)
+    assert entropies.tolist() == pytest.approx(expected)
     assert float(normalised_entropy(torch.zeros(1, 5))) == pytest.approx(1)
     assert float(normalised_entropy(1000 * torch.eye(5))[0]) == 0
 
@@ -175,8 +171,8 @@ def test_the_filtered_mean_is_over_the_whole_minibatch():
 
     expected = 0.7 * sum(cross_entropy(first[i].tolist(), source_labels[i]) for i in range(6)) / 6
     expected += 0.3 * sum(cross_entropy(second[i].tolist(), labels[i]) for i in (0, 3)) / 6
-    found = two_heads_loss(first, second, source_labels, labels, confident, 0.3)
-    assert float(found) == pytest.approx(float(expected))
+    loss = two_heads_loss(first, second, source_labels, labels, confident, 0.3)
+    assert float(loss) == pytest.approx(float(expected))
 
 
 # the method
@@ -264,113 +260,13 @@ def test_minibatches_of_one_image_are_left_out():
     assert sum(fitted.notes["pseudo_labels"][0]) == 10 * 7
 
 
-def test_the_notes_are_plain_numbers_one_for_every_memory():
+def test_every_memory_is_noted():
     notes = QUICK.fit(make_tiny(), target()).notes
-    assert json.loads(json.dumps(notes)) == notes
     for name in ("loss", "tau", "prototypes", "confident", "pseudo_labels"):
         assert len(notes[name]) == 3
     assert all(0 <= value <= 1 for value in (*notes["tau"], *notes["confident"]))
 
 
-# the promises
-
-
-def test_it_can_be_called_where_gradients_are_off():
-    with torch.no_grad():
-        off = state(QUICK.adapt(make_tiny(), target()))
-    assert same_state(off, state(QUICK.adapt(make_tiny(), target())))
-
-
-def test_a_dataset_is_read_when_it_is_needed_and_gives_what_a_tensor_gives():
-    class Folder(torch.utils.data.Dataset):
-        reads = 0
-
-        def __len__(self):
-            return len(IMAGES)
-
-        def __getitem__(self, index):
-            Folder.reads += 1
-            return IMAGES[index], "a label that is not looked at"
-
-    lazy = target(Folder())
-    assert Folder.reads == 0
-    assert same_state(state(QUICK.adapt(make_tiny(), lazy)), state(QUICK.adapt(make_tiny(), target())))
-    assert Folder.reads == 2 + 15 + 3 * 15 + (8 + 7 + 8 + 7 + 8) + 15  # a look, source, memories, steps, a look
-
-
-class Odd(nn.Module):
-    """A 1x1 convolution as head, frozen BatchNorm, a dictionary as output."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 6, 3)
-        self.frozen = FrozenBatchNorm2d(6)
-        self.bn = nn.BatchNorm2d(6)
-        self.classify = nn.Conv2d(6, 3, 1)
-
-    def forward(self, images):
-        hidden = self.bn(self.frozen(self.conv(images)).relu()).mean((2, 3), keepdim=True)
-        return {"features": hidden, "logits": self.classify(hidden).flatten(1)}
-
-
-def test_a_convolutional_head_frozen_batchnorm_and_dictionaries_work():
-    torch.manual_seed(0)
-    names = changed(QUICK, unsettle(Odd()))
-    assert not any(name.startswith("frozen.") for name in names)
-    assert names >= {"conv.weight", "bn.running_var", "classify.weight", "classify.bias"}
-
-
-@pytest.mark.parametrize("field", ["steps", "memory_every", "max_prototypes", "lr", "head_lr", "batch_size"])
-def test_settings_that_make_no_sense_are_refused(field):
-    with pytest.raises(FewshiftError, match=rf"^{field}=-1 does not fit sfda: give "):
-        SFDA(**{field: -1})
-
-
 def test_an_unknown_memory_is_refused():
-    with pytest.raises(FewshiftError, match=r"^memory='both' is unknown: choose 'eval' or 'train'$"):
+    with pytest.raises(FewshiftError, match="memory='both'"):
         SFDA(memory="both")
-
-
-class Broken(Odd):
-    def forward(self, images):
-        return super().forward(images.sqrt())  # of negative values too
-
-
-class Dense(Odd):
-    def forward(self, images):
-        return self.classify(self.conv(images))
-
-
-@pytest.mark.parametrize(
-    ("model", "images", "sentence"),
-    [
-        (make_tiny(), IMAGES[:1], r"^sfda needs more than one unlabelled image.*: add some$"),
-        (nn.Sequential(make_tiny(), nn.Softmax(1)), IMAGES, r"^sfda needs the network's last linear layer.*: pass "),
-        (Dense().eval(), IMAGES, r"^sfda needs one row of two or more logits per image.*\(2, 3, 6, 6\)"),
-        (Broken().eval(), IMAGES, r"^the network's logits are NaN or infinite before adaptation: check "),
-    ],
-)
-def test_what_cannot_be_adapted_gets_one_sentence(model, images, sentence):
-    with pytest.raises(FewshiftError, match=sentence):
-        QUICK.adapt(model, target(images))
-
-
-def test_a_divergence_is_an_error_not_a_network_of_nans():
-    with pytest.raises(FewshiftError, match=r"(became NaN|infinite).*: lower lr$"):
-        SFDA(steps=8, memory_every=2, lr=1e18, batch_size=8).adapt(make_tiny(), target())
-
-
-class Pooled(Odd):
-    def forward(self, images):
-        return self.classify(self.bn(self.conv(images))).mean((2, 3))
-
-
-def test_a_head_that_does_not_give_the_networks_output_is_refused():
-    view = replace(Network.of(Pooled(), IMAGES), head="classify")
-    with pytest.raises(FewshiftError, match=r"^head 'classify' gives 108 values per image and the network 3: pass "):
-        QUICK.adapt(view, target())
-
-
-def test_a_divergence_in_the_last_step_is_seen_too():
-    with pytest.raises(FewshiftError, match=r"^the network's logits became NaN or infinite on the target: lower lr$"):
-        SFDA(steps=1, lr=1e30).adapt(make_tiny(), target())

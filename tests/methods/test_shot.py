@@ -1,9 +1,8 @@
-"""SHOT: its two pure functions against naive loops, the invariants of its card, its promises."""
+"""SHOT: its two pure functions and its training against naive loops."""
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchvision.ops import FrozenBatchNorm2d
 
 from fewshift import FewshiftError, Network, Target
 from fewshift.core.support import Unlabelled
@@ -117,7 +115,7 @@ def test_a_class_left_empty_by_the_first_round_does_not_attract_in_the_second():
 
 
 def test_a_threshold_that_no_class_passes_is_refused():
-    with pytest.raises(FewshiftError, match=r"^no class has more than 40 predicted images: lower threshold$"):
+    with pytest.raises(FewshiftError, match="more than 40 predicted images"):
         pseudo_labels(*cloud(0), threshold=40)
 
 
@@ -173,27 +171,22 @@ def naive_epochs(model, images, epochs, lr):
 def test_three_epochs_agree_with_a_naive_loop_in_float64():
     model, images = make_tiny().double(), IMAGES.double()
     expected = naive_epochs(model, images, 3, lr=0.05)(images)
-    found = SHOT(epochs=3, lr=0.05).adapt(model, target(images))(images)
-    assert (found - expected).abs().max() < 1e-9
-    assert (found - model(images)).abs().max() > 1e-2
+    logits = SHOT(epochs=3, lr=0.05).adapt(model, target(images))(images)
+    assert (logits - expected).abs().max() < 1e-9
+    assert (logits - model(images)).abs().max() > 1e-2
 
 
 def test_with_all_terms_off_only_statistics_change_and_they_follow_the_batches():
     method = SHOT(epochs=2, batch_size=64, information=False, pseudo_weight=0)
     statistics = ("running_mean", "running_var", "num_batches_tracked")
-    assert changed(method) == {f"{layer}.{it}" for layer in ("bn1", "bn2") for it in statistics}
+    assert changed(method) == {f"{layer}.{name}" for layer in ("bn1", "bn2") for name in statistics}
     expected = make_tiny()
     expected.bn1.train()
     expected.bn2.train()
     for _ in range(2):
         expected(IMAGES)
-    found = method.adapt(make_tiny(), target())
-    assert torch.allclose(found(IMAGES), expected.eval()(IMAGES), atol=1e-5)
-
-
-def test_the_head_is_unchanged_and_everything_else_moves():
-    names = changed(QUICK)
-    assert names == {name for name in make_tiny().state_dict() if not name.startswith("fc.")}
+    logits = method.adapt(make_tiny(), target())(IMAGES)
+    assert torch.allclose(logits, expected.eval()(IMAGES), atol=1e-5)
 
 
 def test_a_weight_normalised_head_behind_a_bottleneck_keeps_its_gain():
@@ -238,96 +231,11 @@ def test_a_minibatch_of_one_image_is_left_out(size, steps):
     assert fitted.predictor.bn1.num_batches_tracked == steps
 
 
-def test_the_notes_are_plain_numbers():
+def test_every_epoch_is_noted():
     notes = QUICK.fit(make_tiny(), target()).notes
-    assert json.loads(json.dumps(notes)) == notes
     assert len(notes["loss"]) == len(notes["pseudo_labels"]) == len(notes["relabelled"]) + 1 == 2
 
 
-# the promises
-
-
-def test_it_can_be_called_where_gradients_are_off():
-    with torch.no_grad():
-        off = state(QUICK.adapt(make_tiny(), target()))
-    assert same_state(off, state(QUICK.adapt(make_tiny(), target())))
-
-
-def test_a_dataset_is_read_when_it_is_needed_and_gives_what_a_tensor_gives():
-    class Folder(torch.utils.data.Dataset):
-        reads = 0
-
-        def __len__(self):
-            return len(IMAGES)
-
-        def __getitem__(self, index):
-            Folder.reads += 1
-            return IMAGES[index], "a label that is not looked at"
-
-    lazy = target(Folder())
-    assert Folder.reads == 0
-    assert same_state(state(QUICK.adapt(make_tiny(), lazy)), state(QUICK.adapt(make_tiny(), target())))
-    assert Folder.reads == 2 + 2 * (15 + 15) + 15  # a first look; each epoch labels and trains; a last look
-
-
-class Odd(nn.Module):
-    """A 1x1 convolution as head, frozen BatchNorm, a dictionary as output."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 6, 3)
-        self.frozen = FrozenBatchNorm2d(6)
-        self.bn = nn.BatchNorm2d(6)
-        self.classify = nn.Conv2d(6, 3, 1)
-
-    def forward(self, images):
-        hidden = self.bn(self.frozen(self.conv(images)).relu()).mean((2, 3), keepdim=True)
-        return {"features": hidden, "logits": self.classify(hidden).flatten(1)}
-
-
-def test_a_convolutional_head_frozen_batchnorm_and_dictionaries_work():
-    torch.manual_seed(0)
-    names = changed(QUICK, unsettle(Odd()))
-    assert not any(name.startswith(("frozen.", "classify.")) for name in names)
-    assert names >= {"conv.weight", "bn.running_var"}
-
-
-@pytest.mark.parametrize("field", ["epochs", "lr", "batch_size", "pseudo_weight", "warmup_epochs", "threshold"])
-def test_settings_that_make_no_sense_are_refused(field):
-    with pytest.raises(FewshiftError, match=rf"^{field}=-1 does not fit shot: give "):
-        SHOT(**{field: -1})
-
-
-class Broken(Odd):
-    def forward(self, images):
-        return super().forward(images.sqrt())  # of negative values too
-
-
-class Dense(Odd):
-    def forward(self, images):
-        return self.classify(self.conv(images))
-
-
-@pytest.mark.parametrize(
-    ("model", "images", "sentence"),
-    [
-        (make_tiny(), IMAGES[:1], r"^shot needs more than one unlabelled image.*: add some$"),
-        (nn.Sequential(make_tiny(), nn.Softmax(1)), IMAGES, r"^shot needs the network's last linear layer.*: pass "),
-        (nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), IMAGES, r"^the network has no parameters but its head's.*"),
-        (Dense().eval(), IMAGES, r"^shot needs one row of two or more logits per image.*\(2, 3, 6, 6\)"),
-        (Broken().eval(), IMAGES, r"^the network's logits are NaN or infinite before adaptation: check "),
-    ],
-)
-def test_what_cannot_be_adapted_gets_one_sentence(model, images, sentence):
-    with pytest.raises(FewshiftError, match=sentence):
-        QUICK.adapt(model, target(images))
-
-
-def test_a_divergence_is_an_error_not_a_network_of_nans():
-    with pytest.raises(FewshiftError, match=r"(became NaN|infinite).*: lower lr$"):
-        SHOT(epochs=4, lr=1e18, batch_size=8).adapt(make_tiny(), target())
-
-
-def test_a_divergence_in_the_last_step_is_seen_too():
-    with pytest.raises(FewshiftError, match=r"^the network's logits became NaN or infinite on the target: lower lr$"):
-        SHOT(epochs=1, lr=1e30).adapt(make_tiny(), target())
+def test_a_network_that_is_nothing_but_a_head_is_refused():
+    with pytest.raises(FewshiftError, match="only a head"):
+        QUICK.adapt(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), target())

@@ -13,11 +13,11 @@ from fewshift.errors import FewshiftError
 
 @contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; move it into place when the block ends well, remove it otherwise.
+    """Give a temporary path beside `path`; move it into place if the block succeeds, remove it otherwise.
 
     A reader, a kill or Ctrl-C at any moment sees either the old file or the new one.
     """
-    path = Path(path).resolve()  # a link stays, and what it points to is written
+    path = Path(path).resolve()  # a link stays a link: the file behind it is written
     if path.exists() and not path.is_file():
         raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
     try:

@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""How much memory is free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be had on a device without swapping; None where nobody says."""
+    """Bytes that a device can give without swapping; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

@@ -1,4 +1,4 @@
-"""Progress of long work, told to whoever listens. Nobody listens by default."""
+"""Progress of long work, reported to a listener. There is none by default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _listener: ContextVar[Listener | None] = ContextVar("fewshift_progress", default
 
 @contextmanager
 def told_to(listener: Listener | None) -> Iterator[None]:
-    """Within the block, `track` tells `listener`; None keeps the listener of the surrounding block."""
+    """Within the block, `track` reports to `listener`; None keeps the listener of the surrounding block."""
     if listener is None:
         yield
         return
@@ -37,7 +37,7 @@ def silent() -> Iterator[None]:
 
 
 def track(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """Iterate over `items` and tell after each how many are done."""
+    """Iterate over `items` and report after each how many are done."""
     listener = _listener.get()
     for done, item in enumerate(items):
         yield item

@@ -44,7 +44,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Delta:
-    """The difference between a source network and its adapted self, with all that is needed to use it safely."""
+    """The difference between a source network and the adapted one, with all that is needed to use it safely."""
 
     bits: dict[str, Tensor]
     source: Fingerprint
@@ -59,7 +59,7 @@ class Delta:
 
     @classmethod
     def between(cls, source: nn.Module, adapted: nn.Module, **about: Any) -> Delta:
-        """What has to change in `source` to get `adapted`."""
+        """The delta that turns `source` into `adapted`."""
         before, after = source.state_dict(), adapted.state_dict()
         if _layout(before) != _layout(after):
             raise FewshiftError(
@@ -113,7 +113,7 @@ class Delta:
                 raise FewshiftError(
                     f"{path} has delta format {version}, this library reads format {FORMAT}: update fewshift"
                 )
-            known = {it.name for it in fields(cls)} - {"bits"}
+            known = {field.name for field in fields(cls)} - {"bits"}
             about = {key: value for key, value in header.items() if key in known}
             about |= {key: Fingerprint(**about[key]) for key in ("source", "adapted")}
             about["classes"] = None if about["classes"] is None else tuple(about["classes"])
@@ -126,7 +126,7 @@ class Delta:
 
     def _header(self) -> dict[str, Any]:
         return {"format": FORMAT} | {
-            it.name: _plain(getattr(self, it.name)) for it in fields(self) if it.name != "bits"
+            field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name != "bits"
         }
 
     def _digest(self) -> str:
@@ -137,13 +137,13 @@ class Delta:
         return digest.hexdigest()
 
     def _expect(self, model: nn.Module, wanted: Fingerprint, relation: str) -> None:
-        found = Fingerprint.of(model)
-        if found.architecture != wanted.architecture:
+        fingerprint = Fingerprint.of(model)
+        if fingerprint.architecture != wanted.architecture:
             raise FewshiftError(
                 f"the network has other tensors than the one this delta was {relation}: "
                 "use the same architecture and number of classes"
             )
-        if found.weights != wanted.weights:
+        if fingerprint.weights != wanted.weights:
             raise FewshiftError(
                 f"the network has the same architecture but other weights than the one this delta was {relation}: "
                 "load exactly those weights"
@@ -174,7 +174,7 @@ def _loaded(delta: Delta | str | Path) -> Delta:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The same memory read as integers (a single number as one of one)."""
+    """The same memory read as integers; a scalar becomes a vector of one."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(BITS[tensor.element_size()]).reshape(tensor.shape or (1,))
 
@@ -184,7 +184,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _one_name_each(state: Mapping[str, Tensor]) -> list[str]:
-    """The first name of every piece of memory: a module registered twice is one module, and changes once."""
+    """The first name of every piece of memory: a module registered twice changes once."""
     first: dict[tuple[int, torch.Size], str] = {}
     for name, tensor in state.items():
         first.setdefault((tensor.data_ptr(), tensor.shape), name)

@@ -29,8 +29,8 @@ def cosine_logits(features: Tensor, centres: Tensor) -> Tensor:
 def nearest_centroid_head(network: Network, model: nn.Module, support: Support) -> dict[str, Tensor]:
     """The head's tensors with which `model`, a working copy, classifies by nearest centroid.
 
-    argmax_k cos(f, c_k) is the argmax of a linear layer with rows c_k / |c_k| and no bias: the length of f is common
-    to all classes. One factor for all rows makes softmax probabilities usable; it cannot change a prediction.
+    argmax_k cos(f, c_k) is the argmax of a linear layer with rows c_k / |c_k| and no bias, since all classes share the
+    length of f. One factor for all rows makes the softmax probabilities usable and cannot change a prediction.
     """
     head = network.need_head("nearest-centroid classification")
     module = linear(model, head)
@@ -60,9 +60,9 @@ def train_head(
     optimizer: torch.optim.Optimizer,
     epochs: int,
 ) -> list[float]:
-    """Train the head of a working copy, in place, with the body held.
+    """Train the head of a working copy, in place, and hold its body.
 
-    Without augmentation, and where nothing comes after the head, the body runs once.
+    Without augmentation, and if nothing follows the head, the body runs only once.
     """
     layer = linear(model, head)
     together = isinstance(support.images, Tensor) and support.augment is None
@@ -70,8 +70,7 @@ def train_head(
         inputs = features(model, head, like(model, support.pictures))
 
         def cost(indices: Tensor) -> Tensor:
-            answer = layer.forward(inputs[indices])
-            return loss(support.kind.logits(answer), support.targets[indices])
+            return loss(support.kind.logits(layer.forward(inputs[indices])), support.targets[indices])
     else:
 
         def cost(indices: Tensor) -> Tensor:
@@ -83,18 +82,18 @@ def train_head(
 
 @torch.no_grad()
 def gives_output(model: nn.Module, head: str, images: Tensor) -> bool:
-    """Whether what the head gives is the network's output, with nothing after it."""
+    """Whether the head's output is the network's output, with nothing after it."""
     with head_inputs(model, head) as seen:
         output = logits_of(model(like(model, images[:2])))
-    given = linear(model, head).forward(seen[-1])
-    return given.numel() == output.numel() and torch.allclose(given.reshape(output.shape), output, atol=1e-4)
+    direct = linear(model, head).forward(seen[-1])
+    return direct.numel() == output.numel() and torch.allclose(direct.reshape(output.shape), output, atol=1e-4)
 
 
 def _scale(features: Tensor, labels: Tensor, classes: int) -> float:
     """The factor under which leave-one-out predictions of the support have the least cross-entropy.
 
-    As if one more image had been wrong: where all are right the factor would have no bound. With a single image in a
-    class nothing can be left out, and a margin of ten between parallel and orthogonal is taken instead.
+    One more image counts as wrong: if all were right, the factor would have no bound. If a class has a single image,
+    none can be left out, and the factor gives a margin of ten between parallel and orthogonal features.
     """
     length = float(features.norm(dim=1).mean().clamp(min=1e-12))
     counts = labels.bincount(minlength=classes)
@@ -105,5 +104,5 @@ def _scale(features: Tensor, labels: Tensor, classes: int) -> float:
     cosines = features @ F.normalize(sums, dim=1).T
     cosines.scatter_(1, labels.unsqueeze(1), (features * F.normalize(own, dim=1)).sum(1, keepdim=True))
     doubt = 1 / (len(labels) + 1)
-    losses = torch.stack([F.cross_entropy(it / length * cosines, labels, label_smoothing=doubt) for it in SCALES])
+    losses = torch.stack([F.cross_entropy(s / length * cosines, labels, label_smoothing=doubt) for s in SCALES])
     return float(SCALES[losses.argmin()]) / length

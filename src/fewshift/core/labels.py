@@ -1,4 +1,4 @@
-"""What differs between a label for each image and a label for each pixel. Nothing else asks which of the two it has."""
+"""What differs between image labels and pixel labels. No other code asks which of the two it has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fewshift.errors import FewshiftError
 Stack = Tensor | tuple[Tensor, ...]  # one tensor, or one for each image where their sizes differ
 Augment = Callable[..., Any]
 """One image -> a view of the same shape; with pixel labels (image, labels) -> a view of both."""
-MANY = 5  # labels that an error names
+MANY = 5  # labels that an error lists
 
 
 class Labels(ABC):
@@ -25,8 +25,8 @@ class Labels(ABC):
 
     unit: ClassVar[str]  # what a label belongs to
     shots_mean: ClassVar[str]  # what k counts
-    metric: ClassVar[str]  # by which networks are judged, a name in `core.metrics.METRICS`
-    minibatch: ClassVar[int]  # images that are learned from at a time, unless a method says otherwise
+    metric: ClassVar[str]  # the headline metric, a name in `core.metrics.METRICS`
+    minibatch: ClassVar[int]  # how many images a step learns from by default
     batch_statistics: ClassVar[bool]  # whether BatchNorm may learn from a minibatch
     centroids: ClassVar[bool]  # whether a class has a centroid: the mean feature of its images
     stratified: ClassVar[bool]  # whether folds have their share of every class
@@ -34,11 +34,11 @@ class Labels(ABC):
 
     @abstractmethod
     def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
-        """k: how many images there are of each class, or with pixel labels in all."""
+        """k: how many labelled images each class has; with pixel labels, how many there are."""
 
     @abstractmethod
     def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
-        """Disjoint sets of positions, each with its share of every class where images have labels."""
+        """Disjoint sets of positions; with image labels each has its share of every class."""
 
     @abstractmethod
     def view(self, augment: Augment, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,18 +54,18 @@ class Labels(ABC):
 
     @abstractmethod
     def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
-        """Raise one sentence when labels are of no use, or do not fit their images; `name` names a class."""
+        """Raise an error if labels are useless or do not fit their images; `name` names a class."""
 
     @abstractmethod
     def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
-        """Raise one sentence when a network's answer, less its classes, cannot be compared with labels."""
+        """Raise an error if a network's output, less its classes, cannot be compared with labels."""
 
     @abstractmethod
     def logits(self, answer: Tensor) -> Tensor:
-        """What a head answers, in the shape in which a loss takes it."""
+        """The head's output in the shape that a loss takes."""
 
     def kept(self, label: Tensor) -> Tensor:
-        """The labels that mean something."""
+        """The labels that are not ignored."""
         return label if self.ignored is None else label[label != self.ignored]
 
     def counts(self, labels: Stack) -> dict[int, int]:
@@ -75,7 +75,7 @@ class Labels(ABC):
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
     def weight(self, labels: Tensor) -> int:
-        """How much a batch counts in a mean: its labels."""
+        """The weight of a batch in a mean: how many labels it has."""
         return self.kept(labels).numel()
 
     def tally(self, labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
@@ -83,7 +83,7 @@ class Labels(ABC):
         return tally(labels, predictions, classes, ignore=self.ignored)
 
     def check_range(self, counts: Mapping[int, int], classes: int | None) -> None:
-        """Raise one sentence when labels are no outputs of a network."""
+        """Raise an error if a label is no output of the network."""
         outside = {
             label: count for label, count in counts.items() if label < 0 or (classes is not None and label >= classes)
         }
@@ -108,7 +108,7 @@ class ImageLabels(Labels):
     ignored = None
 
     def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
-        """The images of the rarest class that occurs."""
+        """How many images the rarest class has."""
         return min(counts.values())
 
     def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
@@ -141,11 +141,11 @@ class ImageLabels(Labels):
         return (logits.argmax(1) == labels).double()
 
     def logits(self, answer: Tensor) -> Tensor:
-        """A row for each image: a convolution on pooled features answers with 1x1 maps."""
+        """A row for each image: a convolution on pooled features gives 1x1 maps."""
         return answer.flatten(1)
 
     def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
-        """Two classes are the least that tells anything."""
+        """At least two classes are needed."""
         if len(counts) < 2:
             raise FewshiftError(
                 f"every support image is of class {name(next(iter(counts)))}: add images of at least one other class"
@@ -155,13 +155,13 @@ class ImageLabels(Labels):
         """One row of logits for each image."""
         if answer:
             raise FewshiftError(
-                f"the network's answer to an image has shape {answer} and each image has one label: "
+                f"the network's output for an image has shape {answer}, and each image has one label: "
                 "give a label for each pixel"
             )
 
 
 class PixelLabels(Labels):
-    """One class index for each pixel; 255 where there is none."""
+    """One class index for each pixel; 255 means no label."""
 
     unit = "pixel"
     shots_mean = "labelled images"
@@ -177,7 +177,7 @@ class PixelLabels(Labels):
         return len(labels)
 
     def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
-        """Any images: each has pixels of many classes."""
+        """Random: each image has pixels of many classes."""
         return random_folds(len(labels), parts, generator)
 
     def view(self, augment: Augment, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,21 +185,21 @@ class PixelLabels(Labels):
         pair = _augmented(augment, image, label)
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
             raise FewshiftError("augment did not return two tensors: let it return an image and its labels")
-        view, its_label = pair
-        if view.shape[-its_label.ndim :] != its_label.shape:
+        view, view_label = pair
+        if view.shape[-view_label.ndim :] != view_label.shape:
             raise FewshiftError(
                 f"augment returned an image of shape {tuple(view.shape)} with labels of shape "
-                f"{tuple(its_label.shape)}: let it change both alike"
+                f"{tuple(view_label.shape)}: let it change both alike"
             )
-        return view, its_label
+        return view, view_label
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the labelled pixels of each image; 0 where it has none."""
+        """The mean over the labelled pixels of each image; 0 without any."""
         rows = F.cross_entropy(at_labels(logits, labels), labels, reduction="none", ignore_index=IGNORE)
         return rows.flatten(1).sum(1) / (labels != IGNORE).flatten(1).sum(1).clamp(min=1)
 
     def right(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The share of the labelled pixels of each image; 0 where it has none."""
+        """The share of each image's labelled pixels that are right; 0 without any."""
         known = (labels != IGNORE).flatten(1)
         hits = (at_labels(logits, labels).argmax(1) == labels).flatten(1) & known
         return hits.sum(1).double() / known.sum(1).clamp(min=1)
@@ -209,7 +209,7 @@ class PixelLabels(Labels):
         return answer
 
     def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
-        """Some pixel is labelled, and each image has as many labels as pixels."""
+        """At least one pixel is labelled, and each image has as many labels as pixels."""
         if not counts:
             raise FewshiftError(f"every pixel of the support is ignored (label {IGNORE}): label some")
         for index, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -220,11 +220,11 @@ class PixelLabels(Labels):
                 )
 
     def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
-        """A coarser picture of the labels, or one as fine."""
+        """An output of the labels' size, or a coarser one of the same aspect ratio."""
         shape = tuple(labels[0].shape)
         if len(shape) != len(answer):
             raise FewshiftError(
-                f"the network's answer to an image has shape {answer} and its labels {shape}: "
+                f"the network's output for an image has shape {answer}, and its labels {shape}: "
                 "give one label for each image, or use a network that labels pixels"
             )
         alike = len(answer) == 2 and abs(answer[0] * shape[1] - answer[1] * shape[0]) <= sum(shape)
@@ -239,18 +239,18 @@ IMAGES, PIXELS = ImageLabels(), PixelLabels()
 
 
 def kind_of(labels: Stack) -> Labels:
-    """Whether a label belongs to an image or to a pixel."""
+    """Image labels or pixel labels, by their shape."""
     return PIXELS if labels[0].ndim > 0 else IMAGES
 
 
 def random_folds(total: int, parts: int, generator: torch.Generator) -> list[Tensor]:
-    """Disjoint sets of positions, as equal as they can be."""
+    """Disjoint random sets of positions of equal size, give or take one."""
     order = torch.randperm(total, generator=generator)
     return [order[part::parts].sort().values for part in range(parts)]
 
 
 def extent(shape: Sequence[int]) -> str:
-    """Width x height, as people speak of pictures."""
+    """Width x height."""
     return "x".join(map(str, reversed(shape)))
 
 

@@ -16,14 +16,14 @@ from fewshift.errors import FewshiftError
 
 @dataclass(frozen=True)
 class Course:
-    """What happened in each epoch: the mean loss, and how long it took."""
+    """The mean loss and the seconds of each epoch."""
 
     losses: list[float]
     seconds: list[float]
 
     @property
     def epoch_seconds(self) -> float | None:
-        """The median: what an epoch costs on this machine."""
+        """The median time of an epoch."""
         return statistics.median(self.seconds) if self.seconds else None
 
 

@@ -15,15 +15,15 @@ IGNORE = 255  # the label of a pixel that is not annotated
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean of -log p(label), over images or over all labelled pixels of (N, classes, H, W) logits."""
     logits = logits.float() if logits.dtype.itemsize < 4 else logits
-    if labels.ndim == 1:  # of images there may be a class 255
+    if labels.ndim == 1:  # image labels may have a class 255
         return F.cross_entropy(logits, labels)
-    if (labels == IGNORE).all():  # nothing to learn from, where a mean would be 0 / 0
+    if (labels == IGNORE).all():  # the mean would be 0 / 0
         return logits.sum() * 0
     return F.cross_entropy(logits, labels, ignore_index=IGNORE)
 
 
 def at_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits as fine as pixel labels: a network that answers at a lower stride is upsampled, bilinearly."""
+    """Logits at the resolution of pixel labels, upsampled bilinearly if the network's are coarser."""
     if labels.ndim < 3 or logits.shape[2:] == labels.shape[1:]:
         return logits
     return F.interpolate(logits, labels.shape[1:], mode="bilinear", align_corners=False)
@@ -36,5 +36,5 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def mean_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The unsupervised objective with the signature of a supervised one: the labels are not looked at."""
+    """The mean entropy, with the signature of a supervised loss: the labels are ignored."""
     return entropy(logits.float() if logits.dtype.itemsize < 4 else logits).mean()

@@ -1,7 +1,7 @@
-"""Moments of what enters the BatchNorm layers: read by hooks, blended, spanned. Written once, used by every method.
+"""What BatchNorm layers see: moments of their inputs, read by hooks, blended with the source, merged into the network.
 
-Two conventions meet here. BatchNorm *normalises* with the biased variance (divide by the count) but *stores* the
-unbiased one (divide by the count minus one). Everything below is biased unless its name says otherwise.
+BatchNorm *normalises* with the biased variance (divide by the count) but *stores* the unbiased one (divide by the
+count minus one). Everything below is biased unless its name says otherwise.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshift.core.network import Network, batchnorm
 from fewshift.errors import FewshiftError
 
-NULL = 1e-10  # a spanning vector shorter than this fraction of the data it came from is rounding noise
-
 
 @dataclass(frozen=True)
 class Normal:
@@ -30,7 +28,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Moments:
-    """What each image says about one layer: spatial mean and biased spatial variance per channel, in float64."""
+    """The inputs of one layer, image by image: spatial mean and biased spatial variance per channel, in float64."""
 
     mean: Tensor  # (N, C)
     var: Tensor  # (N, C)
@@ -62,7 +60,7 @@ class Moments:
         return (self.var * count / (count - 1) + eps).sqrt()
 
     def as_one(self) -> Moments:
-        """All images taken together as if they were one: pools further without keeping each."""
+        """All images pooled into one row, which can be pooled further."""
         return Moments(self.pooled_mean.unsqueeze(0), self.pooled_var.unsqueeze(0), self.count.sum().unsqueeze(0))
 
     @property
@@ -85,7 +83,7 @@ def _by_rows(inputs: Tensor) -> tuple[Tensor, Tensor]:
     mean = rows.mean(2)
     # mean of squares minus square of mean: one fast pass, but it cancels where the mean is large ...
     var = torch.linalg.vector_norm(rows, dim=2).double().square() / rows.shape[2] - mean.double().square()
-    # ... so those rows, usually few, are done again around their mean
+    # ... so those rows, usually few, are computed again around their mean
     doubtful = var < mean.double().square() / 30
     if doubtful.any():
         var[doubtful] = rows[doubtful].var(1, correction=0).double()
@@ -93,13 +91,13 @@ def _by_rows(inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_kernel(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Channels lie next to each other: what BatchNorm itself uses in training, image by image, is six times faster."""
+    """The channels of a pixel lie side by side: BatchNorm's own kernel, image by image, is six times faster."""
     parts = [torch.batch_norm_update_stats(image.unsqueeze(0), None, None, 0.0) for image in inputs]
     return torch.stack([mean for mean, _ in parts]), torch.stack([var for _, var in parts])
 
 
 def concatenated(parts: Sequence[Moments]) -> Moments:
-    """The moments of several calls or chunks, as if their images had come together."""
+    """The moments of several calls or chunks as if their images had been one batch."""
     return Moments(
         torch.cat([part.mean for part in parts]),
         torch.cat([part.var for part in parts]),
@@ -150,27 +148,27 @@ class SourceLayer:
 
 
 def source_layers(network: Network, model: nn.Module | None = None) -> dict[str, SourceLayer]:
-    """The source's statistics and affine parameters, layer by layer; from `model` if it is a copy kept elsewhere."""
+    """The source's statistics and affine parameters, layer by layer; read from `model` if it is given."""
     model = network.model if model is None else model
     return {layer.name: SourceLayer.of(batchnorm(model, layer.name)) for layer in network.layers}
 
 
 Rule = Callable[[str, Moments], Normal | None]
-"""Layer name and moments of its input -> what it is to normalise with, or None to leave it as it is."""
+"""Layer name and moments of its input -> the statistics it shall use, or None to leave it unchanged."""
 
 
 @contextmanager
 def normalising(network: Network, working: nn.Module, source: Mapping[str, SourceLayer], rule: Rule) -> Iterator[None]:
-    """Within the block, each layer of the working copy normalises its input with what `rule` says of it.
+    """Within the block, each layer of the working copy normalises with the statistics that `rule` returns.
 
-    The hook runs before the layer does, so what a deep layer sees is already normalised by the new statistics of
-    the shallow ones: layers are coupled.
+    The rule runs before the layer does, so a deep layer sees inputs that the new statistics of the shallow layers have
+    already normalised: layers are coupled.
     """
 
     def hook(name: str, module: _BatchNorm, inputs: Tensor) -> None:
         seen = moments(inputs)
         if not (torch.isfinite(seen.mean).all() and torch.isfinite(seen.var).all()):
-            raise FewshiftError(f"what enters layer '{name}' is not finite: check the images' scale, or lower lr")
+            raise FewshiftError(f"the input of layer '{name}' is not finite: check the images' scale, or lower lr")
         normal = rule(name, seen)
         if normal is not None:
             write_affine(module, source[name], normal)
@@ -183,7 +181,7 @@ def normalising(network: Network, working: nn.Module, source: Mapping[str, Sourc
 def before_layers(
     network: Network, working: nn.Module, hook: Callable[[str, _BatchNorm, Tensor], None]
 ) -> Iterator[None]:
-    """Within the block, `hook(name, layer, input)` is called before a BatchNorm layer of the working copy runs."""
+    """Within the block, call `hook(name, layer, input)` before each BatchNorm layer of the working copy runs."""
     handles = [
         working.get_submodule(layer.name).register_forward_pre_hook(
             lambda module, args, name=layer.name: hook(name, module, args[0])
@@ -235,79 +233,6 @@ def merged(network: Network, normals: Mapping[str, Normal]) -> dict[str, Tensor]
                 "lower lr or epochs, or set min_sigma"
             )
     return tensors
-
-
-@dataclass(frozen=True)
-class Span:
-    """The spanning vectors of one layer, as columns: source, support, then the support's own directions."""
-
-    mean: Tensor  # (C, 1 + n_mean)
-    std: Tensor  # (C, 1 + n_std)
-
-    def combine(self, eta: Tensor, rho: Tensor) -> Normal:
-        """mu = M eta, sigma = S rho."""
-        return Normal(self.mean @ eta, self.std @ rho)
-
-
-def spanning_vectors(
-    seen: Moments, source: SourceLayer, n: int | float, *, borrow_scale: bool = False, guard: bool = True
-) -> Span:
-    """[source, support mean, U S ...] and the same for standard deviations; n support vectors in each.
-
-    A fraction n in (0, 1) takes, for each moment, as many directions as explain that part of the variance.
-    `borrow_scale` gives the directions of the standard deviations the singular values of the means, as the
-    released code does. Without `guard` a layer with one position per image is an error, as it is there.
-    """
-    support = seen.normal(source.eps)
-    means, stds = seen.mean.T, seen.image_std(source.eps).T
-    single = not bool((seen.count > 1).all())
-    if single and not guard:
-        raise FewshiftError(
-            "a BatchNorm layer sees one position per image, where the released code divides by zero: "
-            "use variant='paper'"
-        )
-    mean_vectors, mean_values = directions(means, support.mean)
-    if single:  # no spatial variance per image: the pooled deviation is the only support vector
-        std_vectors, std_values = stds.new_zeros(len(stds), 0), stds.new_zeros(0)
-    else:
-        std_vectors, std_values = directions(stds, support.std)
-    std_scale = mean_values if borrow_scale and not single else std_values
-    return Span(
-        _columns(source.normal.mean, support.mean, mean_vectors * mean_values, kept(mean_values, n)),
-        _columns(source.normal.std, support.std, std_vectors * std_scale, kept(std_values, n)),
-    )
-
-
-def directions(columns: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Left singular vectors and values of `columns` (C, N) after the direction of `first` was taken out.
-
-    Z - u u^T Z with u = first / |first|. Values that are rounding noise are zero, and signs are fixed (the entry of
-    largest magnitude is positive), so that the same data give the same vectors.
-    """
-    norm = torch.linalg.vector_norm(first)
-    left = columns
-    if norm > 1e-12:  # a dead layer has no direction to take out
-        u = (first / norm).unsqueeze(1)
-        left = columns - u @ (u.T @ columns)
-    vectors, values, _ = torch.linalg.svd(left, full_matrices=False)
-    values = torch.where(values > NULL * torch.linalg.matrix_norm(columns), values, 0)
-    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-    return vectors * torch.where(largest < 0, -1, 1), values
-
-
-def kept(values: Tensor, n: int | float) -> int:
-    """How many directions to keep beside the first vector."""
-    if isinstance(n, int):
-        return min(n - 1, len(values))
-    energy = values.square().cumsum(0)
-    if not len(values) or energy[-1] == 0:
-        return 0
-    return int((energy < n * energy[-1]).sum()) + 1
-
-
-def _columns(source: Tensor, support: Tensor, directions: Tensor, count: int) -> Tensor:
-    columns = [source.unsqueeze(1), support.unsqueeze(1).to(source), directions[:, :count].to(source)]
-    return torch.cat(columns, 1)
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

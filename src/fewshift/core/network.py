@@ -1,4 +1,4 @@
-"""The view of a network: its BatchNorm layers, its head, its logits. The network itself is never edited."""
+"""A view of a network: its BatchNorm layers, its head, its logits. The network itself is never edited."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from fewshift.core.normalisation import Whitening
+from fewshift.core.probing import executions, find_head, last_outputs, named_head
 from fewshift.errors import FewshiftError
 
 MAIN = ("logits", "out", "output", "main", "pred", "seg", "sem_seg")  # names of the main output
-LIVE = 6  # activations as large as the largest that a pass holds at a time: a branch, its shortcut, their moments
-LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
+LIVE = 6  # activations of the largest size that a pass holds at once: a branch, its shortcut, their moments
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -48,10 +47,10 @@ class Skipped:
 class Network:
     """A network in evaluation mode, with what adaptation needs to know about it.
 
-    `model` has modules of its own and shares its parameters with the network that was given: read, never written.
+    `model` has its own modules and shares its parameters with the user's network: they are read, never written.
 
     Layers stand in the order in which a forward pass executes them. `head` names the linear layer (or convolution)
-    whose output is the network's output, if there is one; pixel answers may have been upsampled from it.
+    whose output is the network's output, if there is one; pixel logits may be upsampled from it.
     """
 
     model: nn.Module
@@ -59,20 +58,20 @@ class Network:
     skipped: tuple[Skipped, ...]
     head: str | None
     classes: int | None
-    output: tuple[int, ...] = ()  # the shape of the answer to one image: (classes,) or (classes, height, width)
-    widest: float = 0  # values that enter the widest layer, for each value of an image
+    output: tuple[int, ...] = ()  # shape of the logits of one image: (classes,) or (classes, height, width)
+    widest: float = 0  # values that enter the widest layer, per value of the image
 
     @classmethod
     def of(cls, model: nn.Module | Network, images: Tensor, head: str | None = None) -> Network:
-        """Look at `model` by running it once on a few of `images`; a view is returned as it is."""
+        """The view of `model`, found by running it once on two of `images`; a view is returned as it is."""
         if isinstance(model, Network):
             return model
         private = structural_copy(model)
         refuse_broken_weights(private)
-        found = list_layers(private)
+        listed = list_layers(private)
         images = like(private, images[:2])
-        names = [layer.name for layer in found.layers]
-        with torch.no_grad(), _calls(private, names) as (calls, widths), _outputs(private) as outputs:
+        names = [layer.name for layer in listed.layers]
+        with torch.no_grad(), executions(private, names) as (calls, widths), last_outputs(private) as outputs:
             try:
                 output = private(images)
             except Exception as error:
@@ -84,16 +83,18 @@ class Network:
         logits = logits_of(output)
         if logits.ndim < 2 or len(logits) != len(images):
             raise FewshiftError(
-                f"the network answers {len(images)} images with a tensor of shape {tuple(logits.shape)}: "
+                f"the network's output for {len(images)} images has shape {tuple(logits.shape)}: "
                 "wrap it in a module that returns one row of logits per image"
             )
-        executed = [replace(layer, calls=calls.count(layer.name)) for layer in found.layers]
+        executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
         unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
         return replace(
-            found,
-            layers=tuple(sorted((layer for layer in executed if layer.calls), key=lambda it: calls.index(it.name))),
-            skipped=found.skipped + tuple(unused),
-            head=_named_head(private, head) if head else _found_head(private, outputs, logits),
+            listed,
+            layers=tuple(
+                sorted((layer for layer in executed if layer.calls), key=lambda layer: calls.index(layer.name))
+            ),
+            skipped=listed.skipped + tuple(unused),
+            head=named_head(private, head) if head else find_head(private, outputs, logits),
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),
             widest=max([logits.numel(), *widths]) / images.numel(),
@@ -105,10 +106,10 @@ class Network:
         return int(LIVE * self.widest * values * images[0].element_size())
 
     def copy(self) -> nn.Module:
-        """A working copy: free to be hooked, its BatchNorm layers and head free to be written into.
+        """A working copy that may be hooked, and whose BatchNorm layers and head may be written into.
 
-        All other tensors are shared with this view, so it costs next to nothing; they are not to be changed. Layers
-        without affine parameters are given 1 and 0.
+        It shares all other tensors with this view and costs next to nothing; never change those. Layers without affine
+        parameters get 1 and 0.
         """
         own = {layer.name for layer in self.layers} | {self.head}
         shared = {
@@ -125,7 +126,7 @@ class Network:
         return working
 
     def with_tensors(self, changed: Mapping[str, Tensor]) -> nn.Module:
-        """The plain network again, with some entries of its state dict replaced."""
+        """A plain copy of the network with some entries of its state dict replaced."""
         result = copy.deepcopy(self.model)
         state = result.state_dict()
         with torch.no_grad():
@@ -134,17 +135,17 @@ class Network:
         return result
 
     def need_head(self, purpose: str) -> str:
-        """The head's name, or one sentence on what cannot be done without it."""
+        """The head's name, or an error that says what cannot be done without one."""
         if self.head is None:
             raise FewshiftError(
-                f"{purpose} needs the network's last linear layer and none gives its output directly: "
+                f"{purpose} needs a last linear layer, and no layer gives this network's output directly: "
                 "pass head='name', or keep the source's head (for LCCS classifier='source')"
             )
         return self.head
 
 
 def list_layers(model: nn.Module) -> Network:
-    """What stands in `model`, without running it: every BatchNorm layer in order of registration."""
+    """The BatchNorm layers of `model` in order of registration, without running it."""
     layers, skipped = [], []
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -174,10 +175,10 @@ def linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def refuse_unadaptable(network: Network) -> None:
-    """One sentence when no BatchNorm statistics can be adapted here."""
+    """Raise an error if the network has no BatchNorm statistics to adapt."""
     refuse_without_statistics(network)
     if not network.layers:
-        fused = next((it for it in network.skipped if "fused" in it.reason), None)
+        fused = next((layer for layer in network.skipped if "fused" in layer.reason), None)
         where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
         raise FewshiftError(
             f"nothing to adapt in this network, {where}: use a network with BatchNorm (if it was fused for "
@@ -186,7 +187,7 @@ def refuse_unadaptable(network: Network) -> None:
 
 
 def refuse_without_statistics(network: Network) -> None:
-    """One sentence when a BatchNorm layer always uses its batch: then no prediction stands on its own."""
+    """Raise an error if a BatchNorm layer always uses its batch: then a prediction depends on its batch mates."""
     for layer in network.layers:
         if batchnorm(network.model, layer.name).running_mean is None:
             raise FewshiftError(
@@ -196,9 +197,10 @@ def refuse_without_statistics(network: Network) -> None:
 
 
 def refuse_broken_weights(model: nn.Module) -> None:
-    """One sentence naming the first tensor with NaN or infinity, or a negative variance."""
-    statistics = [(name, it) for name, it in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
-    for name, tensor in chain(model.named_parameters(), statistics):
+    """Raise an error that names the first tensor with NaN, infinity or a negative variance."""
+    statistics = ("running_mean", "running_var")
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(statistics))
+    for name, tensor in chain(model.named_parameters(), buffers):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise FewshiftError(f"weight '{name}' contains NaN or infinity: load sound weights")
         if name.endswith("running_var") and (tensor < 0).any():
@@ -206,9 +208,9 @@ def refuse_broken_weights(model: nn.Module) -> None:
 
 
 def structural_copy(model: nn.Module) -> nn.Module:
-    """Modules and buffers of its own, in evaluation mode, around the same parameters.
+    """A copy in evaluation mode with its own modules and buffers, around the same parameters.
 
-    Some networks count in a buffer while they run: it is their copy that counts.
+    Some networks count in a buffer while they run: the copy counts, the original does not.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
@@ -217,7 +219,7 @@ def structural_copy(model: nn.Module) -> nn.Module:
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
     try:
-        return copy.deepcopy(model, {id(it): it for it in model.parameters()}).eval()
+        return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
     except Exception as error:
         raise FewshiftError(
             f"this {type(model).__name__} cannot be copied ({_first_line(error)}): adaptation works on copies, "
@@ -234,7 +236,7 @@ def like(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Pictures with their channels side by side in memory: convolutions and pooling are faster so on a CPU."""
+    """Images with the channels of a pixel side by side in memory: faster for convolutions on a CPU."""
     return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
 
@@ -246,11 +248,11 @@ def logits_of(output: Any) -> Tensor:
     if isinstance(named, Tensor):
         return named
     if isinstance(output, Mapping):
-        tensors = {str(key): it for key, it in output.items() if isinstance(it, Tensor) and it.ndim > 1}
+        tensors = {str(key): value for key, value in output.items() if isinstance(value, Tensor) and value.ndim > 1}
         named = next((tensors[key] for key in MAIN if key in tensors), None)
         if named is None and len(tensors) > 1:
             raise FewshiftError(
-                f"the network returns {', '.join(map(repr, tensors))}, of which none is known to be the logits: "
+                f"the network returns {', '.join(map(repr, tensors))}, and none of these names means logits: "
                 "wrap it in a module that returns one tensor"
             )
         candidates = list(tensors.values()) if named is None else [named]
@@ -260,14 +262,14 @@ def logits_of(output: Any) -> Tensor:
         if isinstance(value, Tensor) and value.ndim > 1:  # a loss, which may come first, has no dimension
             return value
     raise FewshiftError(
-        f"the network returns {type(output).__name__}, in which no logits were found: "
+        f"the network returns {type(output).__name__}, which contains no logits: "
         "wrap it in a module that returns a tensor"
     )
 
 
 @contextmanager
 def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
-    """Collect what enters the head during the block, one tensor per forward pass."""
+    """Within the block, collect what enters the head: one tensor per forward pass."""
     seen: list[Tensor] = []
     hook = model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     try:
@@ -293,94 +295,6 @@ def _reason_to_skip(module: nn.Module) -> str | None:
     if "intrinsic" in type(module).__module__ and "Bn" in type(module).__name__:
         return "convolution and BatchNorm are fused, nothing is left to adapt"
     return None
-
-
-@contextmanager
-def _calls(model: nn.Module, names: list[str]) -> Iterator[tuple[list[str], list[int]]]:
-    """The names of the layers in the order in which the block executes them, once per call, and what enters them."""
-    order: list[str] = []
-    widths: list[int] = []
-
-    def note(name: str, inputs: Tensor) -> None:
-        order.append(name)
-        widths.append(inputs.numel())
-
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
-        for name in names
-    ]
-    try:
-        yield order, widths
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The output of the last few layers that could be a head; kept alive, so that no memory is used twice."""
-    seen: dict[str, Tensor] = {}
-    once: set[str] = set()
-    twice: set[str] = set()
-
-    def note(name: str, output: Any) -> None:
-        (twice if name in once else once).add(name)
-        if isinstance(output, Tensor):
-            seen[name] = output
-            if len(seen) > LAST:
-                del seen[next(iter(seen))]
-
-    hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-        for name, module in model.named_modules()
-        if is_linear(module)
-    ]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for name in twice & seen.keys():
-            del seen[name]
-
-
-def is_linear(module: nn.Module) -> bool:
-    """A linear layer or an ordinary convolution: what a head can be."""
-    if parametrize.is_parametrized(module):
-        return False
-    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
-
-
-def _found_head(model: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> str | None:
-    """The layer whose output is the network's output: the same memory, whatever its shape is called.
-
-    Of a network that answers for pixels, the layer whose output was upsampled to be that.
-    """
-    for name, output in reversed(outputs.items()):
-        wide = getattr(model.get_submodule(name), "kernel_size", (1, 1)) != (1, 1)
-        if output.data_ptr() == logits.data_ptr() and output.numel() == logits.numel():
-            return None if wide and logits.ndim == 2 else name
-    for name, output in reversed(outputs.items()):
-        if logits.ndim == 4 and output.shape[:2] == logits.shape[:2] and _upsampled(output, logits):
-            return name
-    return None
-
-
-def _upsampled(coarse: Tensor, fine: Tensor) -> bool:
-    """Whether one is the other, bilinearly upsampled, with corners aligned or not."""
-    coarse, fine = coarse.float(), fine.float()
-    return coarse.ndim == 4 and any(
-        torch.allclose(F.interpolate(coarse, fine.shape[2:], mode="bilinear", align_corners=corners), fine, atol=1e-4)
-        for corners in (False, True)
-    )
-
-
-def _named_head(model: nn.Module, name: str) -> str:
-    modules = dict(model.named_modules())
-    if name not in modules or not is_linear(modules[name]):
-        known = [it for it, module in modules.items() if is_linear(module)][-3:]
-        raise FewshiftError(f"head '{name}' is not a linear layer of this network: try one of {known}")
-    return name
 
 
 def _first_line(error: Exception) -> str:

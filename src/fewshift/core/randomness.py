@@ -1,4 +1,4 @@
-"""Randomness is an argument: seeds, orders, and random states that are nobody else's."""
+"""Randomness is an argument: seeds, random orders, and private random states."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fewshift.errors import FewshiftError
 def minibatches(
     total: int, size: int, generator: torch.Generator, *, drop_last: bool = False, at_least: int = 1
 ) -> list[Tensor]:
-    """One epoch: a random order cut into minibatches.
+    """One epoch: the positions below `total` in random order, cut into minibatches.
 
-    An incomplete last one is dropped on request, if it is not the only one; one smaller than `at_least` is joined
-    to the one before it (batch statistics of a single image mean nothing).
+    `drop_last` drops an incomplete last minibatch, unless it is the only one. A last minibatch smaller than `at_least`
+    joins the one before it: the batch statistics of a single image mean nothing.
     """
     order = torch.randperm(total, generator=generator)
     batches = list(order.split(size))
@@ -32,7 +32,7 @@ def minibatches(
 
 
 def checked_seed(seed: int) -> int:
-    """One sentence when a seed is none."""
+    """`seed`, or an error if it is not one."""
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise FewshiftError(f"seed={seed!r} is no seed: give a whole number from 0 to {2**32 - 1}")
     return seed
@@ -45,8 +45,8 @@ _alone = threading.RLock()  # the global random states are one per process
 def private_randomness(seed: int) -> Iterator[torch.Generator]:
     """Everything random in the block follows `seed`; Python's, NumPy's and torch's global states are untouched.
 
-    The generator is for our own choices; the seeded global states are for augmentations, which know no other. Blocks
-    in several threads wait for each other.
+    The generator serves our own choices. The seeded global states serve augmentations, which use no others. Blocks in
+    several threads wait for each other.
     """
     checked_seed(seed)
     with _alone, torch.random.fork_rng():

@@ -1,7 +1,7 @@
 """Passes over target images in which every layer sees what the new statistics of the layers below it produce.
 
-The images go as one batch where that is possible. Where it is not, because their sizes differ or they do not fit into
-memory together, they go in chunks and all routes give the same numbers.
+The images pass as one batch if they can. If their sizes differ, or if they do not fit into memory together, they pass
+in chunks. All routes give the same numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tied(network: Network, v: float) -> Blend:
 
 @dataclass(frozen=True)
 class Reading:
-    """One layer-consistent look at a set of images: what each layer saw, and what the network answered."""
+    """One layer-consistent pass over a set of images: what each layer saw, and the network's logits."""
 
     moments: dict[str, Moments]
     logits: tuple[Tensor, ...]  # one for each chunk of images
@@ -53,7 +53,7 @@ class Reading:
 
 
 def read_support(network: Network, support: Support, blend: Blend) -> Reading:
-    """Pass the whole support, together if it fits into half of the memory there is."""
+    """Pass the whole support, as one batch if it fits into half of the free memory."""
     size, frugal = support.at_once, support.at_once is not None
     if size is None:
         free = free_memory(support.images[0].device)
@@ -67,37 +67,37 @@ def read_support(network: Network, support: Support, blend: Blend) -> Reading:
 def read(network: Network, chunks: Sequence[Tensor], blend: Blend, *, frugal: bool = False) -> Reading:
     """Pass images; every layer blends the source's statistics with those of its current input over all chunks.
 
-    One chunk is one batch. Several (images of different sizes) go in step: each waits before a layer until all have
-    arrived there, which takes the memory of one batch. `frugal` takes the memory of one chunk, and for every layer
-    another pass up to it. All routes give the same numbers.
+    One chunk is one batch. Several chunks (images of different sizes) pass in step: before every layer each waits for
+    all others, which takes the memory of one batch. `frugal` takes the memory of one chunk, and one more partial pass
+    for every layer.
 
     A layer that is executed several times pools the moments of its calls. Its earlier calls cannot know the later
-    ones, so such a network is passed three times, each pass starting from what the one before has pooled.
+    ones, so the images pass three times, and each pass starts from what the one before has pooled.
     """
     source = source_layers(network)
     repeated = {layer.name for layer in network.layers if (layer.calls or 1) > 1}
     route = ONE_BATCH if len(chunks) == 1 else LAYER_BY_LAYER if frugal else IN_STEP
-    seen: dict[str, Moments] = {}
 
-    def once(name: str, current: Moments) -> Normal:
-        seen[name] = current
-        return source[name].blend(current.normal(source[name].eps), blend[name])
+    def blended(name: str, seen: Moments) -> Normal:
+        return source[name].blend(seen.normal(source[name].eps), blend[name])
 
+    def one_pass(held: Mapping[str, Moments]) -> tuple[dict[str, Moments], tuple[Tensor, ...]]:
+        """What each layer saw over all its calls, and the logits; layers in `held` normalise with what stands there."""
+        calls: dict[str, list[Moments]] = {}
+
+        def rule(name: str, current: Moments) -> Normal:
+            calls.setdefault(name, []).append(current)
+            return blended(name, held[name] if name in held else concatenated(calls[name]))
+
+        logits = PASSES[route](network, source, chunks, rule)
+        return {name: concatenated(parts) for name, parts in calls.items()}, logits
+
+    seen, logits = one_pass({})
     if not repeated:
-        return Reading(seen, PASSES[route](network, source, chunks, once), route)
-
-    for _ in range(3):
-        before, calls = dict(seen), dict[str, list[Moments]]()
-
-        def pooling(name: str, current: Moments) -> Normal:
-            calls.setdefault(name, []).append(current)  # noqa: B023  (used within the same turn of the loop)
-            pooled = concatenated(calls[name])  # noqa: B023
-            known = before.get(name, pooled) if name in repeated else pooled  # noqa: B023
-            return once(name, known)
-
-        PASSES[route](network, source, chunks, pooling)
-        seen = {name: concatenated(parts) for name, parts in calls.items()}
-    working = normalised(network, {name: once(name, seen[name]) for name in list(seen)})
+        return Reading(seen, logits, route)
+    for _ in range(2):
+        seen, _ = one_pass({name: seen[name] for name in repeated})
+    working = normalised(network, {name: blended(name, pooled) for name, pooled in seen.items()})
     return Reading(seen, tuple(logits_of(working(images)) for images in chunks), route)
 
 
@@ -112,31 +112,33 @@ def _as_one_batch(
 def _in_step(
     network: Network, source: Mapping[str, SourceLayer], chunks: Sequence[Tensor], rule: Rule
 ) -> tuple[Tensor, ...]:
-    """Each chunk passes in a thread and a working copy of its own; one of them runs at a time."""
-    copies = [network.copy() for _ in chunks]
-    meeting = _Meeting(network, copies, source, rule)
+    """Each chunk passes in a thread and a working copy of its own; one thread runs at a time."""
+    barrier = _Barrier(network, [network.copy() for _ in chunks], source, rule)
     with ThreadPoolExecutor(len(chunks)) as threads:
-        passes = [threads.submit(meeting.attend, index, images) for index, images in enumerate(chunks)]
-    return tuple(it.result() for it in sorted(passes, key=lambda it: isinstance(it.exception(), _LeftAloneError)))
+        passes = [threads.submit(barrier.run, index, images) for index, images in enumerate(chunks)]
+    for chunk in passes:  # the pass that failed explains the others, which were only stopped
+        if not isinstance(chunk.exception(), _OtherPassError):
+            chunk.result()
+    return tuple(chunk.result() for chunk in passes)
 
 
-class _Meeting:
-    """Where the passes of several chunks wait for each other before every BatchNorm layer."""
+class _Barrier:
+    """A barrier between the passes of several chunks: before every BatchNorm layer each waits for all others."""
 
     def __init__(
         self, network: Network, copies: Sequence[nn.Module], source: Mapping[str, SourceLayer], rule: Rule
     ) -> None:
         self._network, self._copies, self._source, self._rule = network, copies, source, rule
-        self._turn = threading.Condition()  # who holds its lock runs; waiting lets the next one run
-        self._here: dict[int, tuple[str, Moments]] = {}
-        self._round, self._failed = 0, False
+        self._turn = threading.Condition()  # the thread that holds its lock runs; waiting lets the next one run
+        self._waiting: dict[int, tuple[str, Moments]] = {}  # chunk -> the layer before which it stands, and its input
+        self._opened, self._failed = 0, False
 
-    def attend(self, index: int, images: Tensor) -> Tensor:
-        """Pass one chunk."""
+    def run(self, index: int, images: Tensor) -> Tensor:
+        """The logits of one chunk."""
         working = self._copies[index]
 
         def hook(name: str, _: _BatchNorm, inputs: Tensor) -> None:
-            self._arrive(index, name, moments(inputs))
+            self._wait(index, name, moments(inputs))
 
         with self._turn, torch.no_grad(), before_layers(self._network, working, hook):  # each thread has its own mode
             try:
@@ -146,74 +148,81 @@ class _Meeting:
                 self._turn.notify_all()
                 raise
 
-    def _arrive(self, index: int, name: str, seen: Moments) -> None:
-        self._here[index] = name, seen
-        if len(self._here) < len(self._copies):
-            round_ = self._round
-            self._turn.wait_for(lambda: self._failed or self._round > round_)
+    def _wait(self, index: int, name: str, seen: Moments) -> None:
+        self._waiting[index] = name, seen
+        if len(self._waiting) < len(self._copies):
+            opened = self._opened
+            self._turn.wait_for(lambda: self._failed or self._opened > opened)
             if self._failed:
-                raise _LeftAloneError
+                raise _OtherPassError
             return
-        names = {it for it, _ in self._here.values()}
-        if len(names) > 1:
+        if len({layer for layer, _ in self._waiting.values()}) > 1:
             raise FewshiftError(
-                f"the network runs layer '{name}' for one image and others for another: preprocess them to one size"
+                f"the network runs layer '{name}' for one image and another layer for another image: "
+                "preprocess the images to one size"
             )
-        pooled = concatenated([self._here[it][1] for it in sorted(self._here)])
-        normal = self._rule(name, pooled)
+        normal = self._rule(name, concatenated([self._waiting[chunk][1] for chunk in sorted(self._waiting)]))
         if normal is not None:
             for working in self._copies:
                 write_affine(batchnorm(working, name), self._source[name], normal)
-        self._here.clear()
-        self._round += 1
+        self._waiting.clear()
+        self._opened += 1
         self._turn.notify_all()
 
 
-class _LeftAloneError(Exception):
-    """Another chunk's pass failed, and this one cannot go on without it."""
+class _OtherPassError(Exception):
+    """The pass of another chunk failed, and this one cannot go on without it."""
 
 
 def _layer_by_layer(
     network: Network, source: Mapping[str, SourceLayer], chunks: Sequence[Tensor], rule: Rule
 ) -> tuple[Tensor, ...]:
-    """For every execution of a layer all chunks pass up to it, the earlier ones normalising as they were told."""
-    working, told = network.copy(), list[tuple[str, Normal | None]]()
+    """For every execution of a layer all chunks pass up to it; the executions before it repeat their statistics."""
+    working, normals = network.copy(), list[Normal | None]()
     executions = sum(layer.calls or 1 for layer in network.layers)
     for _ in progress.track(range(executions), "statistics, layer by layer"):
-        met: list[tuple[str, Moments]] = []
+        inputs: list[tuple[str, Moments]] = []
         for images in chunks:
-            with _following(network, working, source, told, met), suppress(_SeenEnoughError):
+            with _repeating(network, working, source, normals, inputs), suppress(_PassStopped):
                 working(images)
-        normal = rule(met[0][0], concatenated([it for _, it in met]))
-        told.append((met[0][0], normal))
-    answers = []
+        name = inputs[0][0]
+        normals.append(rule(name, concatenated([seen for _, seen in inputs])))
+    logits = []
     for images in chunks:
-        with _following(network, working, source, told, []):
-            answers.append(logits_of(working(images)))
-    return tuple(answers)
+        with _repeating(network, working, source, normals, []):
+            logits.append(logits_of(working(images)))
+    return tuple(logits)
 
 
 @contextmanager
-def _following(
+def _repeating(
     network: Network,
     working: nn.Module,
     source: Mapping[str, SourceLayer],
-    told: Sequence[tuple[str, Normal | None]],
-    met: list[tuple[str, Moments]],
+    normals: Sequence[Normal | None],
+    inputs: list[tuple[str, Moments]],
 ) -> Iterator[None]:
-    """Within the block layers normalise as they were told, in this order; the pass stops at the first that was not."""
-    orders = iter(told)
+    """Within the block, the executions of layers normalise with `normals`, in order.
 
-    def hook(name: str, module: _BatchNorm, inputs: Tensor) -> None:
-        order = next(orders, None)
-        if order is None:
-            met.append((name, moments(inputs)))
-            raise _SeenEnoughError
-        if order[1] is not None:
-            write_affine(module, source[name], order[1])
+    The pass stops at the first execution beyond them, and what enters it is added to `inputs`.
+    """
+    remaining = iter(normals)
+
+    def hook(name: str, module: _BatchNorm, values: Tensor) -> None:
+        try:
+            normal = next(remaining)
+        except StopIteration:
+            inputs.append((name, moments(values)))
+            raise _PassStopped from None
+        if normal is not None:
+            write_affine(module, source[name], normal)
 
     with before_layers(network, working, hook):
         yield
+
+
+class _PassStopped(Exception):  # noqa: N818  (it is no error)
+    """Stops a forward pass at the layer whose input was wanted."""
 
 
 ONE_BATCH, IN_STEP, LAYER_BY_LAYER = "one batch", "chunks in step", "chunks, layer by layer"
@@ -222,9 +231,9 @@ PASSES = {ONE_BATCH: _as_one_batch, IN_STEP: _in_step, LAYER_BY_LAYER: _layer_by
 
 @torch.no_grad()
 def read_by_ema(network: Network, batches: Iterable[Tensor], blend: Blend, old: float = 0.9) -> dict[str, Normal]:
-    """The paper's estimate: support statistics move by EMA, on mean and biased variance, batch after batch.
+    """The paper's estimate: an exponential moving average over batches, of mean and biased variance.
 
-    In each pass a layer first updates its estimate from its current input, then normalises with the blend.
+    For each batch a layer first updates its estimate from its current input, then normalises with the blend.
     """
     source, working = source_layers(network), network.copy()
     mean: dict[str, Tensor] = {}
@@ -245,15 +254,11 @@ def read_by_ema(network: Network, batches: Iterable[Tensor], blend: Blend, old: 
     return {name: estimate(name) for name in mean}
 
 
-class _SeenEnoughError(Exception):
-    """Stops a forward pass at the layer whose input was wanted."""
-
-
 @torch.no_grad()
 def pooled_exactly(network: Network, batches: Callable[[], Iterable[Tensor]]) -> dict[str, Normal]:
-    """The statistics of images that do not fit into one batch, as if they had: one partial pass per layer.
+    """The statistics of all images as if they were one batch, at the cost of one partial pass per layer.
 
-    Each layer pools its inputs over all batches while the layers below it already use theirs, so the result depends
+    Each layer pools its inputs over all batches while the layers below it already use theirs. So the result depends
     neither on the size of the batches nor on their order.
     """
     source, working = source_layers(network), network.copy()
@@ -264,11 +269,11 @@ def pooled_exactly(network: Network, batches: Callable[[], Iterable[Tensor]]) ->
         def collect(_: nn.Module, args: tuple[Tensor], layer: Layer = layer, parts: list[Moments] = parts) -> None:
             parts.append(moments(args[0]).as_one())
             if layer.calls == 1:
-                raise _SeenEnoughError
+                raise _PassStopped
 
         handle = working.get_submodule(layer.name).register_forward_pre_hook(collect)
         for images in batches():
-            with suppress(_SeenEnoughError):
+            with suppress(_PassStopped):
                 working(images)
         handle.remove()
         normals[layer.name] = concatenated(parts).normal(source[layer.name].eps)
@@ -282,8 +287,8 @@ def averaged_over_batches(
 ) -> dict[str, Normal]:
     """Running statistics of a pass in which every batch is normalised with its own, as in training.
 
-    `weight(i)` is how much the i-th batch counts against what came before: 1 / (i + 1) averages all batches alike.
-    The variances are unbiased ones, as BatchNorm stores them.
+    `weight(i)` is the weight of batch i against all batches before it: 1 / (i + 1) averages them evenly. Variances are
+    unbiased, as BatchNorm stores them.
     """
     source, working = source_layers(network), network.copy()
     mean: dict[str, Tensor] = {}

@@ -16,19 +16,19 @@ from fewshift.core.losses import IGNORE, Loss, at_labels, cross_entropy
 from fewshift.core.randomness import checked_seed
 from fewshift.errors import FewshiftError
 
-MINIBATCH = 32  # images that pass through a network together where only answers are wanted
+MINIBATCH = 32  # images that pass through a network together when only predictions are wanted
 
 
 @dataclass(frozen=True)
 class Support:
-    """Labelled target images, preprocessed: a label for each image, or for each pixel.
+    """Labelled target images, preprocessed, with a label for each image or for each pixel.
 
     `augment` gives a random view of one image. `at_once` is how many images may be in memory together while
-    statistics are read; None decides by what there is.
+    statistics are read; None decides by the free memory.
     """
 
     images: Stack  # (N, channels, H, W), or whatever the network takes
-    labels: Stack  # (N,) or (N, H, W), integers
+    labels: Stack  # (N,) or (N, H, W), integers of any type; kept as int64
     classes: tuple[str, ...] | None = None
     augment: Augment | None = None
     at_once: int | None = None
@@ -60,6 +60,7 @@ class Support:
                     f"labels have shape {tuple(label.shape)} for an image: "
                     "give one class index for each image, or for each pixel"
                 )
+        object.__setattr__(self, "labels", _each(self.labels, Tensor.long))
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             raise FewshiftError(f"class name '{twice}' occurs twice: name every class once")
@@ -74,17 +75,17 @@ class Support:
 
     @property
     def kind(self) -> Labels:
-        """Whether a label belongs to an image or to a pixel, and all that follows from it."""
+        """Image labels or pixel labels, and all that follows from it."""
         return kind_of(self.labels)
 
     @property
     def pictures(self) -> Tensor:
-        """All images as one tensor, or one sentence where their sizes differ."""
+        """All images as one tensor, or an error if their sizes differ."""
         return _one(self.images)
 
     @property
     def targets(self) -> Tensor:
-        """All labels as one tensor, or one sentence where their sizes differ."""
+        """All labels as one tensor, or an error if their sizes differ."""
         return _one(self.labels)
 
     @property
@@ -94,22 +95,21 @@ class Support:
 
     @property
     def shots(self) -> int:
-        """k: the images of the rarest class that occurs; with pixel labels, all images."""
+        """k: how many images the rarest class has; with pixel labels, how many images there are."""
         return self.kind.shots(self.labels, self.counts)
 
     def minibatch(self, size: int | None) -> int:
-        """How many images are learned from at a time: `size`, or what suits the labels."""
+        """How many images a step learns from: `size`, or the default for these labels."""
         return size or self.kind.minibatch
 
     def prepared(self, make: Callable[[Tensor], Tensor]) -> Support:
-        """The same support with other tensors for its images, and its labels where those are."""
-        images = (
-            make(self.images) if isinstance(self.images, Tensor) else tuple(make(it[None])[0] for it in self.images)
-        )
+        """The same support with `make(images)` as its images, and its labels on their device."""
+        if isinstance(self.images, Tensor):
+            images: Stack = make(self.images)
+        else:
+            images = tuple(make(image[None])[0] for image in self.images)
         device = images[0].device
-        if isinstance(self.labels, Tensor):
-            return replace(self, images=images, labels=self.labels.to(device, torch.long))
-        return replace(self, images=images, labels=tuple(it.to(device, torch.long) for it in self.labels))
+        return replace(self, images=images, labels=_each(self.labels, lambda label: label.to(device)))
 
     def part(self, indices: Tensor) -> Support:
         """The images at `indices`, in that order."""
@@ -117,56 +117,56 @@ class Support:
         return replace(self, images=_at(self.images, indices), labels=_at(self.labels, indices), files=files)
 
     def splits(self, folds: Sequence[Tensor]) -> list[tuple[Support, Support]]:
-        """(the others, the fold) for every fold of positions."""
+        """(all other images, the fold) for every fold of positions."""
         return [(self.part(others(fold, len(self))), self.part(fold)) for fold in folds]
 
     def chunks(self, size: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Images and labels, `size` together (all by default); one by one where their sizes differ."""
+        """Images and labels, `size` at a time (default: all); one by one if their sizes differ."""
         if isinstance(self.images, Tensor) and isinstance(self.labels, Tensor):
             size = size or len(self)
             return list(zip(self.images.split(size), self.labels.split(size), strict=True))
         return [(image[None], label[None]) for image, label in zip(self.images, self.labels, strict=True)]
 
-    def loss_of(self, loss: Loss, answers: Sequence[Tensor]) -> float:
-        """The loss over all images from the answers to their chunks, each of which counts by its labels."""
-        chunks = [labels for _, labels in self.chunks(len(answers[0]))]
+    def loss_of(self, loss: Loss, logits: Sequence[Tensor]) -> float:
+        """The loss over all images from the logits of their chunks; each chunk is weighted by its labels."""
+        chunks = [labels for _, labels in self.chunks(len(logits[0]))]
         if len(chunks) == 1:
-            return float(loss(answers[0], chunks[0]))
+            return float(loss(logits[0], chunks[0]))
         weights = [self.kind.weight(labels) for labels in chunks]
-        parts = zip(weights, answers, chunks, strict=True)
-        return sum(weight * float(loss(logits, labels)) for weight, logits, labels in parts) / sum(weights)
+        losses = [float(loss(part, labels)) for part, labels in zip(logits, chunks, strict=True)]
+        return sum(weight * value for weight, value in zip(weights, losses, strict=True)) / sum(weights)
 
     def padded(self, multiple: int) -> Support:
-        """Images whose sides are multiples: repeated at their right and lower edge, where nothing is labelled."""
+        """Images padded at their right and lower edge to sides that are multiples; the padding has no labels."""
 
         def fill(picture: Tensor, mode: str, value: float = 0.0) -> Tensor:
             down, right = (-side % multiple for side in picture.shape[-2:])
             spread = F.pad(picture.reshape(1, -1, *picture.shape[-2:]), (0, right, 0, down), mode, value)
             return spread.reshape(*picture.shape[:-2], *spread.shape[-2:])
 
-        images = tuple(fill(it, "replicate") for it in self.images)
-        return replace(self, images=images, labels=tuple(fill(it, "constant", IGNORE) for it in self.labels))
+        images = tuple(fill(image, "replicate") for image in self.images)
+        return replace(self, images=images, labels=tuple(fill(label, "constant", IGNORE) for label in self.labels))
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels at `indices`, each augmented on its own if there is an augmentation."""
+        """Images and labels at `indices`; each image is augmented on its own if there is an augmentation."""
         if self.augment is None:
             images, labels = _one(_at(self.images, indices)), _one(_at(self.labels, indices))
         else:
-            pairs = [self.kind.view(self.augment, self.images[at], self.labels[at]) for at in indices.tolist()]
+            pairs = [self.kind.view(self.augment, self.images[index], self.labels[index]) for index in indices.tolist()]
             images, labels = (_one(_stacked(tuple(column))) for column in zip(*pairs, strict=True))
         if self.images[0].ndim == 3 and _interleaved(self.images):
             images = images.contiguous(memory_format=torch.channels_last)
         return images, labels
 
     def checked(self, output: tuple[int, ...]) -> Support:
-        """The support without images that have no label, or one sentence when its labels cannot belong to a network.
+        """The support without unlabelled images, or an error if its labels do not fit the network.
 
-        `output` is the shape of the network's answer to the first image. Answers may be coarser than the labels.
+        `output` is the shape of the network's output for the first image. It may be coarser than the labels.
         """
         classes, counts = output[0] if output else None, self.counts
+        self.kind.check(self.images, self.labels, counts, self.class_name)
         if output:
             self.kind.check_answer(self.labels, output[1:])
-        self.kind.check(self.images, self.labels, counts, self.class_name)
         self.kind.check_range(counts, classes)
         if self.classes is not None and classes is not None and len(self.classes) != classes:
             raise FewshiftError(
@@ -177,14 +177,14 @@ class Support:
         return self if labelled.all() else self.part(labelled.nonzero().flatten())
 
     def class_name(self, label: int) -> str:
-        """The name of a class, or its number where no names were given."""
+        """The name of a class, or its number if there are no names."""
         return f"'{self.classes[label]}'" if self.classes and 0 <= label < len(self.classes) else str(label)
 
 
 class Unlabelled:
-    """Target images without labels: a tensor, or a dataset that is read when a batch is asked for.
+    """Target images without labels: a tensor, or a dataset that is read batch by batch.
 
-    A dataset's items are image tensors, or tuples that begin with one; whatever else they hold is not looked at.
+    A dataset's items are image tensors, or tuples that begin with one; the rest of a tuple is ignored.
     """
 
     def __init__(self, images: Any, augment: Augment | None = None) -> None:
@@ -219,7 +219,7 @@ class Unlabelled:
         return images
 
     def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(indices, images) of one pass; in random order if a generator is given, from first to last otherwise."""
+        """(indices, images) of one pass; in random order with a generator, from first to last without."""
         order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
         for indices in order.split(size):
             yield indices, self.batch(indices)
@@ -234,23 +234,23 @@ class Target:
     loss: Loss = cross_entropy
 
     def cost(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of logits that may be coarser than the labels."""
+        """The loss of logits, which may be coarser than the labels."""
         return self.loss(at_labels(logits, labels), labels)
 
     def need_support(self, who: str) -> Support:
-        """The support set, or one sentence asking for it."""
+        """The support set, or an error that asks for it."""
         if self.support is None:
             raise FewshiftError(f"{who} needs labelled target images: pass a support set")
         return self.support
 
     def need_unlabelled(self, who: str) -> Unlabelled:
-        """The unlabelled images, or one sentence asking for them."""
+        """The unlabelled images, or an error that asks for them."""
         if self.unlabelled is None:
             raise FewshiftError(f"{who} needs unlabelled target images: pass them as unlabelled")
         return self.unlabelled
 
     def some_images(self, who: str, what: str) -> Tensor:
-        """A few target images, to see how the network runs on them."""
+        """A few target images, to probe the network with."""
         if self.support is not None:
             return self.support.images[:2] if isinstance(self.support.images, Tensor) else self.support.images[0][None]
         if self.unlabelled is not None:
@@ -268,9 +268,8 @@ def draw_support(
 ) -> Tensor:
     """Indices of k images per class, uniformly without replacement.
 
-    Each class has its own seeded order of which the first k are taken: the draw for k is part of the draw for
-    k + 1, and does not depend on which other classes there are. A class with fewer images is refused, or left out
-    with `skip_rare`.
+    Each class has its own seeded order, and the first k are drawn. So the draw for k is part of the draw for k + 1, and
+    does not depend on the other classes. A class with fewer images is an error, or is left out with `skip_rare`.
     """
     labels, seed = torch.as_tensor(labels), checked_seed(seed)
     chosen = []
@@ -290,23 +289,28 @@ def draw_support(
 
 
 def others(indices: Tensor, total: int) -> Tensor:
-    """The indices below `total` that are not in `indices`: what may be used for evaluation."""
+    """The indices below `total` that are not in `indices`: those left for evaluation."""
     keep = torch.ones(total, dtype=torch.bool)
     keep[indices] = False
     return keep.nonzero().flatten()
 
 
 def _stacked(tensors: Any) -> Stack:
-    """One tensor where that is possible."""
+    """One tensor if the shapes allow it."""
     if isinstance(tensors, Tensor):
         return tensors
-    return torch.stack(tuple(tensors)) if len({it.shape for it in tensors}) == 1 else tuple(tensors)
+    return torch.stack(tuple(tensors)) if len({tensor.shape for tensor in tensors}) == 1 else tuple(tensors)
+
+
+def _each(tensors: Stack, change: Callable[[Tensor], Tensor]) -> Stack:
+    """`change` of the one tensor, or of every tensor where sizes differ."""
+    return change(tensors) if isinstance(tensors, Tensor) else tuple(change(tensor) for tensor in tensors)
 
 
 def _one(tensors: Stack) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors
-    sizes = sorted({extent(it.shape[-2:]) for it in tensors})
+    sizes = sorted({extent(tensor.shape[-2:]) for tensor in tensors})
     raise FewshiftError(
         f"images of {len(sizes)} different sizes ({', '.join(sizes[:2])}) cannot go together: "
         "take one at a time (batch_size=1), or preprocess them to one size"
@@ -316,7 +320,7 @@ def _one(tensors: Stack) -> Tensor:
 def _at(tensors: Stack, indices: Tensor) -> Stack:
     if isinstance(tensors, Tensor):
         return tensors[indices]
-    return _stacked(tuple(tensors[it] for it in indices.tolist()))
+    return _stacked(tuple(tensors[index] for index in indices.tolist()))
 
 
 def _interleaved(images: Stack) -> bool:

@@ -1,11 +1,10 @@
 """What the fine-tuning methods share: which parameters, which BatchNorm policy, one way to train them.
 
-Where the statistics come from decides most results, so it is said explicitly, never by accident:
+The statistics that BatchNorm uses decide most results, so every method names its policy:
 
-- `source_frozen`: the source's, while training and at test;
-- `train_running`: those of each minibatch while training, as in a training step; running statistics follow with
-  momentum 0.1 and are used at test;
-- `support`: those of the whole support, held while training, computed once more after it for the test;
+- `source_frozen`: the source's, in training and at test;
+- `train_running`: each minibatch's own in training; running statistics follow with momentum 0.1 and serve at test;
+- `support`: those of the whole support, held in training and computed again after it for the test;
 - `auto`: `train_running`, but `source_frozen` with pixel labels, where a minibatch is one image.
 """
 
@@ -23,10 +22,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshift.core.heads import train_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Network, batchnorm, head_inputs, like, linear, logits_of, refuse_without_statistics
+from fewshift.core.network import Network, batchnorm, like, linear, logits_of, refuse_without_statistics
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import read_support, tied
-from fewshift.core.support import Support, Target, Unlabelled
+from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 
 POLICIES = ("auto", "source_frozen", "train_running", "support")
@@ -34,7 +33,7 @@ MOMENTUM = 0.1
 
 Parts = Callable[[Network, nn.Module], list[Tensor]]
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
-Penalty = Callable[[Tensor], Tensor]  # the images of a step, after their forward pass -> what is added to the loss
+Penalty = Callable[[Tensor], Tensor]  # the images of a step, after their forward pass -> an addition to the loss
 
 
 def affine_parameters(network: Network, model: nn.Module) -> list[Tensor]:
@@ -49,7 +48,7 @@ def head_parameters(network: Network, model: nn.Module) -> list[Tensor]:
 
 
 def body_parameters(network: Network, model: nn.Module) -> list[Tensor]:
-    """Everything but the head, frozen BatchNorm's affine buffers excepted."""
+    """Every parameter but the head's."""
     head = {id(tensor) for tensor in linear(model, network.need_head("telling features from classifier")).parameters()}
     return [tensor for tensor in model.parameters() if id(tensor) not in head]
 
@@ -60,8 +59,16 @@ def all_parameters(network: Network, model: nn.Module) -> list[Tensor]:
     return list(model.parameters())
 
 
+PARTS: dict[str, Parts] = {
+    "bn": affine_parameters,
+    "head": head_parameters,
+    "body": body_parameters,
+    "all": all_parameters,
+}
+
+
 def sgd(lr: float, weight_decay: float, momentum: float = 0.9) -> Optimizer:
-    """SGD with momentum; decay enters the gradient, as the penalty (weight_decay / 2) |w|^2 does."""
+    """SGD with momentum; weight decay is the gradient of (weight_decay / 2) |w|^2."""
     return lambda tensors: torch.optim.SGD(tensors, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
 
@@ -70,62 +77,19 @@ def adam(lr: float) -> Optimizer:
     return lambda tensors: torch.optim.Adam(tensors, lr=lr)
 
 
-def check_policy(bn: str) -> None:
-    """One sentence when a BatchNorm policy is unknown."""
-    if bn not in POLICIES:
-        raise FewshiftError(f"bn={bn!r} is unknown: choose one of {', '.join(POLICIES)}")
-
-
 def policy(bn: str, support: Support) -> str:
-    """What `auto` means for this support."""
+    """The policy, with `auto` resolved for this support."""
     if bn != "auto":
         return bn
     return "train_running" if support.kind.batch_statistics else "source_frozen"
 
 
 def prepare(network: nn.Module | Network, target: Target, who: str) -> tuple[Network, Support]:
-    """The view, and the support in the type in which it is trained with, both checked."""
+    """The view of the network, and the support in the type of the training, both checked."""
     support = target.need_support(who)
     network = Network.of(network, target.some_images(who, "support images"))
     refuse_without_statistics(network)
     return network, support.checked(network.output).prepared(lambda images: _in_float32(like(network.model, images)))
-
-
-def prepare_unlabelled(
-    network: nn.Module | Network, unlabelled: Unlabelled, who: str, *, pictures: bool = False
-) -> tuple[Network, str]:
-    """The view and its head, for a network that gives one sound prediction per image."""
-    if len(unlabelled) < 2:
-        raise FewshiftError(
-            f"{who} needs more than one unlabelled image, there are no batch statistics of one: add some"
-        )
-    images = unlabelled.batch(torch.arange(2))
-    if pictures and images.ndim != 4:
-        raise FewshiftError(
-            f"{who} generates images of (channels, height, width), these have shape {tuple(images.shape[1:])}: "
-            "choose another method"
-        )
-    network = Network.of(network, images)
-    refuse_without_statistics(network)
-    head = network.need_head(who)
-    with torch.no_grad(), head_inputs(network.model, head) as seen:
-        logits = logits_of(network.model(like(network.model, images)))
-        given = linear(network.model, head)(seen[-1]).flatten(1)
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise FewshiftError(
-            f"{who} needs one row of two or more logits per image, the network's output has shape "
-            f"{tuple(logits.shape)}: use a classification network"
-        )
-    if given.shape != logits.shape:
-        raise FewshiftError(
-            f"head '{head}' gives {given.shape[1]} values per image and the network {logits.shape[1]}: "
-            "pass as head the layer that gives the network's output"
-        )
-    if not torch.isfinite(logits).all():
-        raise FewshiftError(
-            "the network's logits are NaN or infinite before adaptation: check the images' preprocessing"
-        )
-    return network, head
 
 
 def _in_float32(images: Tensor) -> Tensor:
@@ -133,15 +97,12 @@ def _in_float32(images: Tensor) -> Tensor:
 
 
 def in_float32(model: nn.Module) -> nn.Module:
-    """Small steps vanish in half precision."""
+    """`model` in at least float32: small steps vanish in half precision."""
     return model.float() if like(model, torch.empty(0)).dtype.itemsize < 4 else model
 
 
 def trainable(network: Network, bn: str, support: Support | None = None) -> nn.Module:
-    """A copy whose BatchNorm layers stand under the policy, in at least float32: small steps vanish in half precision.
-
-    Nothing in it asks for gradients yet.
-    """
+    """A copy in at least float32 whose BatchNorm layers follow the policy. None of its tensors requires a gradient."""
     model = in_float32(network.with_tensors({}).requires_grad_(False))
     bn = bn if support is None else policy(bn, support)
     if bn == "train_running":
@@ -152,12 +113,12 @@ def trainable(network: Network, bn: str, support: Support | None = None) -> nn.M
 
 
 def finished(network: Network, model: nn.Module) -> nn.Module:
-    """The trained copy as a predictor: the plain network, its own type and flags, with these tensors."""
+    """The plain network, in its own type, with the tensors of the trained copy."""
     return network.with_tensors(model.state_dict())
 
 
 def use_batches(network: Network, model: nn.Module, momentum: float) -> None:
-    """Executed BatchNorm layers normalise with their batch; frozen ones cannot. Everything else stays in eval mode."""
+    """Let BatchNorm layers normalise with their batch (frozen ones cannot). Everything else stays in eval mode."""
     for layer in network.layers:
         module = batchnorm(model, layer.name)
         if isinstance(module, _BatchNorm):
@@ -166,44 +127,48 @@ def use_batches(network: Network, model: nn.Module, momentum: float) -> None:
 
 
 def write_statistics(network: Network, model: nn.Module, support: Support) -> str:
-    """Replace the statistics of `model` by the support's, layer after layer, under its present weights.
-
-    Tells how the images passed.
-    """
+    """Replace the statistics of `model` by the support's under its present weights; returns the route of the images."""
     here = support.prepared(lambda images: like(model, images))
     seen = read_support(replace(network, model=model), here, tied(network, 1.0))
     with torch.no_grad():
-        for name, it in seen.moments.items():
+        for name, moments in seen.moments.items():
             layer = batchnorm(model, name)
             assert layer.running_mean is not None  # refuse_without_statistics comes first
             assert layer.running_var is not None
-            layer.running_mean.copy_(it.pooled_mean)
-            layer.running_var.copy_(it.pooled_var)
+            layer.running_mean.copy_(moments.pooled_mean)
+            layer.running_var.copy_(moments.pooled_var)
     return seen.route
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train on the support: optimiser, BatchNorm policy, epochs, minibatches, seed."""
+
+    optimizer: Optimizer
+    bn: str
+    epochs: int
+    batch_size: int | None
+    seed: int
 
 
 def tune(
     network: Network,
     support: Support,
     target: Target,
-    parts: Parts,
-    optimizer: Optimizer,
+    part: str,
+    training: Training,
     *,
-    bn: str,
-    epochs: int,
-    batch_size: int | None,
-    seed: int,
     penalty: Callable[[nn.Module], Penalty] | None = None,
     model: nn.Module | None = None,
     after_epoch: Callable[[nn.Module], None] | None = None,
 ) -> Fitted:
-    """Train some parts of a network on the support.
+    """Train one of the `PARTS` of a network on the support.
 
-    `penalty(model)` gives what is added to the loss of each step; `after_epoch` is shown the predictor so far.
+    `penalty(model)` gives what is added to the loss of each step. `after_epoch` receives the predictor so far.
     """
-    bn, size = policy(bn, support), support.minibatch(batch_size)
+    bn, size = policy(training.bn, support), support.minibatch(training.batch_size)
     model = trainable(network, bn, support) if model is None else model
-    tensors = [tensor.requires_grad_(True) for tensor in parts(network, model)]
+    tensors = [tensor.requires_grad_(True) for tensor in PARTS[part](network, model)]
     if not tensors:
         raise FewshiftError("the network has no parameters of the kind to be trained: choose another method")
     extra = None if penalty is None else penalty(model)
@@ -211,37 +176,20 @@ def tune(
     def loss(indices: Tensor) -> Tensor:
         images, labels = support.batch(indices)
         images = like(model, images)
-        try:
-            value = target.cost(logits_of(model(images)), labels)
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise FewshiftError(
-                "a BatchNorm layer sees one value per channel and cannot be in training mode: use bn='source_frozen'"
-            ) from error
+        value = target.cost(_training_logits(model, images), labels)
         return value if extra is None else value + extra(images)
 
-    def predictor(trained: nn.Module) -> nn.Module:
-        if bn == "support":
-            write_statistics(network, trained, support)
-        result = finished(network, trained)
-        with torch.no_grad():
-            sample = logits_of(result(like(result, support.chunks(size)[0][0])))
-        if not torch.isfinite(sample).all():
-            raise FewshiftError("training diverged, the network answers NaN or infinity: lower lr")
-        return result
-
-    with private_randomness(seed) as generator:
+    with private_randomness(training.seed) as generator:
 
         def batches() -> Iterable[Tensor]:
             least = 2 if bn == "train_running" and support.kind.batch_statistics else 1
             yield from minibatches(len(support), max(size, least), generator, at_least=least)
             if after_epoch is not None:
-                after_epoch(predictor(copy.deepcopy(model)))
+                after_epoch(_predictor(network, copy.deepcopy(model), bn, support, size))
 
-        course = fit(loss, batches, optimizer(tensors), epochs)
+        course = fit(loss, batches, training.optimizer(tensors), training.epochs)
     return Fitted(
-        predictor(model),
+        _predictor(network, model, bn, support, size),
         notes={
             "support_loss": course.losses,
             "epoch_seconds": course.epoch_seconds,
@@ -251,80 +199,19 @@ def tune(
     )
 
 
-@dataclass(frozen=True)
-class FineTuning(Method):
-    """What the methods that train by SGD on the support have in common, with the settings of the LCCS paper."""
-
-    needs: ClassVar[Needs] = Needs.SUPPORT
-    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
-
-    bn: str = "auto"
-    epochs: int = 10
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 4e-4
-    batch_size: int | None = None
-
-    def check(self) -> None:
-        """A known BatchNorm policy, and minibatches with something in them."""
-        check_policy(self.bn)
-        self.at_least(batch_size=1)
-
-    def train(self, network: Network, support: Support, target: Target, seed: int, parts: Parts, **more: Any) -> Fitted:
-        """Train some parts of the network with these settings; `more` goes to `tune`."""
-        return tune(
-            network,
-            support,
-            target,
-            parts,
-            sgd(self.lr, self.weight_decay, self.momentum),
-            bn=self.bn,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-            **more,
-        )
-
-    def train_head(
-        self, network: Network, support: Support, target: Target, seed: int, *, fresh: bool = False
-    ) -> tuple[nn.Module, list[float]]:
-        """Train the head alone with these settings."""
-        return tune_head(
-            network,
-            support,
-            target,
-            sgd(self.lr, self.weight_decay, self.momentum),
-            bn=self.bn,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-            fresh=fresh,
-        )
-
-
 def tune_head(
-    network: Network,
-    support: Support,
-    target: Target,
-    optimizer: Optimizer,
-    *,
-    bn: str,
-    epochs: int,
-    batch_size: int | None,
-    seed: int,
-    fresh: bool = False,
+    network: Network, support: Support, target: Target, training: Training, *, fresh: bool = False
 ) -> tuple[nn.Module, list[float]]:
-    """Train the head alone, from the source's or from a fresh start; the body gives its features once if it can."""
-    bn = policy(bn, support)
+    """Train the head alone, from the source's weights or from fresh ones; the body runs once if it can."""
+    bn = policy(training.bn, support)
     if bn == "train_running":
-        fitted = tune(
-            network, support, target, head_parameters, optimizer, bn=bn, epochs=epochs, batch_size=batch_size, seed=seed
-        )
+        fitted = tune(network, support, target, "head", training)
         return fitted.predictor, fitted.notes["support_loss"]
     name = network.need_head("training the classifier")
     model = trainable(network, bn, support)
     layer = linear(model, name).requires_grad_(True)
-    with private_randomness(seed) as generator:
+    size = support.minibatch(training.batch_size)
+    with private_randomness(training.seed) as generator:
         if fresh:
             layer.reset_parameters()
         losses = train_head(
@@ -332,8 +219,72 @@ def tune_head(
             name,
             support,
             target.cost,
-            lambda: minibatches(len(support), support.minibatch(batch_size), generator),
-            optimizer(list(layer.parameters())),
-            epochs,
+            lambda: minibatches(len(support), size, generator),
+            training.optimizer(list(layer.parameters())),
+            training.epochs,
         )
     return finished(network, model), losses
+
+
+def _training_logits(model: nn.Module, images: Tensor) -> Tensor:
+    try:
+        return logits_of(model(images))
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise FewshiftError(
+            "a BatchNorm layer sees one value per channel and cannot be in training mode: use bn='source_frozen'"
+        ) from error
+
+
+def _predictor(network: Network, model: nn.Module, bn: str, support: Support, size: int) -> nn.Module:
+    """The trained copy as a plain network, with the support's statistics if the policy says so."""
+    if bn == "support":
+        write_statistics(network, model, support)
+    predictor = finished(network, model)
+    with torch.no_grad():
+        sample = logits_of(predictor(like(predictor, support.chunks(size)[0][0])))
+    if not torch.isfinite(sample).all():
+        raise FewshiftError("training diverged, the logits are NaN or infinite: lower lr")
+    return predictor
+
+
+@dataclass(frozen=True)
+class FineTuning(Method):
+    """What the methods that train on the support share: settings of the LCCS paper, Adam without decay."""
+
+    needs: ClassVar[Needs] = Needs.SUPPORT
+    paper: ClassVar[str] = "baseline of Zhang et al., IJCAI 2022"
+
+    bn: str = "auto"
+    epochs: int = 10
+    lr: float = 1e-3
+    batch_size: int | None = None
+
+    def check(self) -> None:
+        """A known BatchNorm policy, and at least one image per minibatch."""
+        if self.bn not in POLICIES:
+            raise FewshiftError(f"bn={self.bn!r} is unknown: choose one of {', '.join(POLICIES)}")
+        self.at_least(batch_size=1)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimiser with this method's rate."""
+        return adam(self.lr)
+
+    def training(self, seed: int, **changes: Any) -> Training:
+        """These settings, some of them changed."""
+        return replace(Training(self.optimizer, self.bn, self.epochs, self.batch_size, seed), **changes)
+
+
+@dataclass(frozen=True)
+class SGDFineTuning(FineTuning):
+    """The same with SGD, momentum and weight decay."""
+
+    momentum: float = 0.9
+    weight_decay: float = 4e-4
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """SGD with this method's rate, momentum and decay."""
+        return sgd(self.lr, self.weight_decay, self.momentum)

@@ -1,7 +1,7 @@
-"""Run a network again from the middle: what came before a layer is given back, what comes after it is computed.
+"""Run a network again from the middle: modules before a layer return their recorded output, those after it compute.
 
-A module is passed over when it is called once, gives a tensor and does nothing else that anybody sees. The others, such
-as modules called twice or an in-place activation whose input is used again, are simply computed once more.
+A module can be skipped if it is called once, returns a tensor and has no visible side effect. All others, for example
+modules called twice or an in-place activation whose input is used again, are computed again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass
 class Call:
-    """What a forward pass showed of a module; of several calls, where the first began and the last ended."""
+    """How a forward pass used a module; for several calls, when the first began and the last ended."""
 
     begin: int
     end: int
     times: int
     output: Any
     version: int = 0  # grows with every in-place operation on the output
-    entangled: set[int] = field(default_factory=set)  # memory of inputs that it wrote into or gave on as its output
+    entangled: set[int] = field(default_factory=set)  # memory of inputs that it wrote into or returned
 
     @property
     def altered(self) -> bool:
-        """Something has written into the output since the module gave it."""
+        """Whether something has written into the output since the module returned it."""
         return bool(self.output._version != self.version)
 
 
@@ -41,14 +41,16 @@ class Call:
 def resumed(model: nn.Module, name: str, images: Tensor) -> Iterator[Callable[[Change], Any]]:
     """A function that gives the network's output on `images` with the output of the layer `name` changed.
 
-    `change` is given the layer's output, to write into or to replace, and returns what the layer shall give. The
-    network has to be in evaluation mode, without gradient. Within the block its forward methods are replaced.
+    `change(output)` may write into the layer's output or replace it, and returns what the layer shall return. The
+    network must be in evaluation mode, without gradient. Within the block its forward methods are replaced.
     """
     layer = model.get_submodule(name)
     trace = Trace.of(model, images[:2])
     skipped = trace.skipped(layer)
     used = trace.used(skipped)
-    copied = {it for it in skipped if trace.calls[it].altered and memory(trace.calls[it].output) in used} | {layer}
+    copied = {layer} | {
+        module for module in skipped if trace.calls[module].altered and memory(trace.calls[module].output) in used
+    }
     kept: dict[nn.Module, Tensor] = {}
 
     def keep(module: nn.Module, original: Forward) -> Forward:
@@ -61,7 +63,7 @@ def resumed(model: nn.Module, name: str, images: Tensor) -> Iterator[Callable[[C
 
     with replaced({module: keep(module, module.forward) for module in skipped}):
         model(images)
-    due: dict[nn.Module, Tensor] = {}  # what is still to be given back in this pass
+    due: dict[nn.Module, Tensor] = {}  # outputs that this pass has still to return
 
     def recall(module: nn.Module, original: Forward) -> Forward:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -98,7 +100,7 @@ class Trace(TorchDispatchMode):
 
     @classmethod
     def of(cls, model: nn.Module, images: Tensor) -> Trace:
-        """Look at what the model does with a few images."""
+        """Trace the model on a few images."""
         trace = cls()
         modules = [module for module in model.modules() if not isinstance(module, ScriptModule)]
         with replaced({module: trace.observe(module, module.forward) for module in modules}), trace:
@@ -114,12 +116,12 @@ class Trace(TorchDispatchMode):
         return output
 
     def observe(self, module: nn.Module, original: Forward) -> Forward:
-        """The same forward method, noted down."""
+        """The same forward method, recorded."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             begin = self.now = self.now + 1
-            given = tensors((args, kwargs))
-            versions = [it._version for it in given]
+            inputs = tensors((args, kwargs))
+            versions = [tensor._version for tensor in inputs]
             output = original(*args, **kwargs)
             self.now += 1
             call = Call(begin, self.now, 1, output)
@@ -127,20 +129,21 @@ class Trace(TorchDispatchMode):
                 call.begin, call.times = self.calls[module].begin, self.calls[module].times + 1
             if isinstance(output, Tensor):
                 call.version = output._version
-                written = {memory(it) for it, version in zip(given, versions, strict=True) if it._version != version}
-                call.entangled = written | ({memory(it) for it in given} & {memory(output)})
-            if [id(it) for it in given] != [id(it) for it in tensors((args, kwargs))]:
-                call.output = None  # it changed a list or a dict that it was given
+                pairs = zip(inputs, versions, strict=True)
+                written = {memory(tensor) for tensor, version in pairs if tensor._version != version}
+                call.entangled = written | ({memory(tensor) for tensor in inputs} & {memory(output)})
+            if [id(tensor) for tensor in inputs] != [id(tensor) for tensor in tensors((args, kwargs))]:
+                call.output = None  # the module changed a list or a dict among its arguments
             self.calls[module] = call
             return output
 
         return forward
 
     def skipped(self, layer: nn.Module) -> list[nn.Module]:
-        """The largest modules whose work before the layer can be passed over, and the layer if it is called once."""
+        """The largest modules before the layer that can be skipped, and the layer itself if it is called once."""
         possible = [
             module
-            for module, call in sorted(self.calls.items(), key=lambda it: it[1].begin)
+            for module, call in sorted(self.calls.items(), key=lambda item: item[1].begin)
             if (call.end < self.calls[layer].begin or module is layer)
             and call.times == 1
             and isinstance(call.output, Tensor)
@@ -159,16 +162,16 @@ class Trace(TorchDispatchMode):
         return {place for place, times in self.touched.items() if not inside.issuperset(times)}
 
     def _largest(self, modules: list[nn.Module]) -> list[nn.Module]:
-        found: list[nn.Module] = []
-        for module in sorted(modules, key=lambda it: self.calls[it].begin):
-            if not found or self.calls[module].begin > self.calls[found[-1]].end:
-                found.append(module)
-        return found
+        largest: list[nn.Module] = []
+        for module in sorted(modules, key=lambda module: self.calls[module].begin):
+            if not largest or self.calls[module].begin > self.calls[largest[-1]].end:
+                largest.append(module)
+        return largest
 
 
 @contextmanager
 def replaced(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """Other forward methods for these modules during the block; their hooks run as ever."""
+    """Within the block, these modules have other forward methods; their hooks still run."""
     own = {module: vars(module)["forward"] for module in forwards if "forward" in vars(module)}
     try:
         for module, forward in forwards.items():
@@ -187,9 +190,9 @@ def tensors(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, Mapping):
         value = list(value.values())
-    return [it for part in value for it in tensors(part)] if isinstance(value, (tuple, list)) else []
+    return [tensor for part in value for tensor in tensors(part)] if isinstance(value, (tuple, list)) else []
 
 
 def memory(tensor: Tensor) -> int:
-    """Where the tensor's numbers lie: the same for all views of it."""
+    """The address of the tensor's storage: the same for all its views."""
     return tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""Streaming predictors: networks that adapt while they predict, from the batches they are given."""
+"""Streaming predictors: networks that adapt to each batch while they predict it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BatchRule = Callable[[SourceLayer, Moments], Normal]
 
 
 class BatchNormalised(nn.Module):
-    """A network whose BatchNorm layers normalise each batch with what `rule` makes of its statistics.
+    """A network whose BatchNorm layers normalise each batch with `rule(source, statistics of the batch)`.
 
-    Nothing is kept from one batch to the next. Predictions depend on batch mates; a batch of one image works, and a
-    layer that then sees a single position per channel normalises it to its bias.
+    Nothing is kept from one batch to the next. Predictions depend on batch mates. A batch of one image works; a layer
+    that then sees a single position per channel outputs its bias.
     """
 
     def __init__(self, network: Network, rule: BatchRule) -> None:
         super().__init__()
         self.source = network.with_tensors({})
-        self.working = copy.deepcopy(network.copy())  # nothing in common with the given network
+        self.working = copy.deepcopy(network.copy())  # shares nothing with the source network
         self._network, self._rule = network, rule
         self.eval()
 
@@ -39,21 +39,21 @@ class BatchNormalised(nn.Module):
             return logits_of(self.working(images))
 
     def train(self, mode: bool = True) -> BatchNormalised:
-        """Stays in evaluation mode: the statistics follow the batches by themselves, and dropout must not."""
+        """Stays in evaluation mode: the rule follows the batches, and dropout must stay off."""
         del mode
         return super().train(False)
 
 
 def refuse_empty(images: Tensor) -> None:
-    """One sentence for a batch without images."""
+    """Raise an error for a batch without images."""
     if not len(images):
-        raise FewshiftError("the batch is empty, it has no statistics: give at least one image")
+        raise FewshiftError("the batch is empty and has no statistics: give at least one image")
 
 
 def use_each_batch(network: Network, model: nn.Module) -> None:
-    """From now on the BatchNorm layers of a private copy normalise with their batch, and gradients flow through it.
+    """Make the BatchNorm layers of a private copy normalise with their batch, with gradients through its statistics.
 
-    Running statistics are not used. A layer that sees one position per channel answers its bias.
+    Running statistics are not used. A layer that sees one position per channel outputs its bias.
     """
     for layer in network.layers:
         module = batchnorm(model, layer.name)
@@ -67,8 +67,8 @@ def _normalise_with_batch(module: _BatchNorm, args: tuple[Tensor]) -> tuple[Tens
     several = inputs.numel() > inputs.shape[1]
     module.training = several and isinstance(module, _BatchNorm)
     if module.training:
-        return None  # its own kernel does the rest
-    # a frozen layer keeps to its statistics, so its input is moved to where they are right
+        return None  # the layer's own kernel does the rest
+    # a frozen layer always uses its own statistics, so its input is transformed to have them
     shape = (1, -1, *(1,) * (inputs.ndim - 2))
     dims = [0, *range(2, inputs.ndim)]
     var, mean = torch.var_mean(inputs, dims, correction=0, keepdim=True)

@@ -25,12 +25,12 @@ STATISTICS = ("auto", "exact", "cumulative", "ema")
 
 @dataclass(frozen=True)
 class AdaBN(Method):
-    """Statistics of all unlabelled images if there are any, of the support otherwise; labels are not looked at.
+    """Statistics of all unlabelled images if there are any, of the support otherwise; labels are ignored.
 
-    - exact: pooled over all images, each layer seeing what the new statistics below it produce. Unlabelled images
-      cost one partial pass per layer.
-    - cumulative: one pass in batches, each normalised with its own statistics, their plain average.
-    - ema: the same with an exponential average of the given momentum, starting at the first batch.
+    - exact: pooled over all images; each layer sees what the new statistics below it produce. Unlabelled images cost
+      one partial pass per layer.
+    - cumulative: one pass in batches, each normalised with its own statistics; the result is their plain average.
+    - ema: the same with an exponential average that starts at the first batch.
     - auto: exact for a support, cumulative for unlabelled images, which pass in a random order drawn from the seed.
     """
 
@@ -44,12 +44,12 @@ class AdaBN(Method):
     momentum: float = 0.1
 
     def check(self) -> None:
-        """Only settings that make sense."""
+        """Known statistics, and a momentum in (0, 1]."""
         if self.statistics not in STATISTICS:
             raise FewshiftError(f"statistics={self.statistics!r} is unknown: choose one of {', '.join(STATISTICS)}")
         self.at_least(batch_size=1)
         if not 0 < self.momentum <= 1:
-            raise FewshiftError(f"momentum={self.momentum} is no weight of a batch: give more than 0 and at most 1")
+            raise FewshiftError(f"momentum={self.momentum} is not a weight of a batch: give more than 0 and at most 1")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """The network with the target's statistics."""
@@ -61,13 +61,13 @@ class AdaBN(Method):
             support = target.need_support(self.name).prepared(lambda images: like(network.model, images))
             if self.statistics in ("auto", "exact"):
                 source, seen = source_layers(network), read_support(network, support, tied(network, 1.0))
-                normals = {name: it.normal(source[name].eps) for name, it in seen.moments.items()}
+                normals = {name: moments.normal(source[name].eps) for name, moments in seen.moments.items()}
                 return Fitted(network.with_tensors(merged(network, normals)), notes={"statistics": seen.route})
             normals = self._of_many(network, Unlabelled(support.pictures), seed)
         return Fitted(network.with_tensors(merged(network, normals)))
 
     def _of_many(self, network: Network, unlabelled: Unlabelled, seed: int) -> dict[str, Normal]:
-        # a leftover image alone has no statistics worth a batch's weight: it joins the batch before
+        # a single leftover image must not weigh as much as a batch: it joins the batch before
         order = minibatches(
             len(unlabelled), self.batch_size, torch.Generator().manual_seed(checked_seed(seed)), at_least=2
         )

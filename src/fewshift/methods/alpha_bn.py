@@ -20,7 +20,7 @@ from fewshift.methods._streaming import BatchNormalised
 
 @dataclass(frozen=True)
 class AlphaBN(Method):
-    """alpha source + (1 - alpha) batch, on means and on variances, whatever the size of the batch."""
+    """alpha source + (1 - alpha) batch, on means and on variances, for any batch size."""
 
     name: ClassVar[str] = "alpha-bn"
     paper: ClassVar[str] = "You et al., 2021"
@@ -31,12 +31,12 @@ class AlphaBN(Method):
     alpha: float = 0.9
 
     def check(self) -> None:
-        """Only settings that make sense."""
+        """A blend in [0, 1]."""
         if not 0 <= self.alpha <= 1:
-            raise FewshiftError(f"alpha={self.alpha} is no blend: give a number from 0 (batch) to 1 (source)")
+            raise FewshiftError(f"alpha={self.alpha} is not a blend: give a number from 0 (batch) to 1 (source)")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
-        """A predictor that blends in the statistics of every batch it is given."""
+        """A predictor that blends in the statistics of every batch."""
         network = Network.of(network, target.some_images(self.name, "a stream of batches"))
         refuse_unadaptable(network)
         return Fitted(BatchNormalised(network, self._normal))

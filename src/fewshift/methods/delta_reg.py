@@ -20,7 +20,7 @@ from fewshift.core.method import Fitted
 from fewshift.core.network import Network, like, linear, logits_of
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import FineTuning, Penalty, all_parameters, prepare, sgd, trainable, tune_head
+from fewshift.methods._finetuning import Penalty, SGDFineTuning, Training, prepare, sgd, trainable, tune, tune_head
 from fewshift.methods._replay import resumed
 
 STAGES = 4  # convolutions whose maps are watched
@@ -30,17 +30,17 @@ ATTENTION_HEAD = ((0.01, 6), (0.001, 4))  # rate and epochs: ten epochs, the rat
 
 
 @dataclass(frozen=True)
-class DeltaReg(FineTuning):
+class DeltaReg(SGDFineTuning):
     """cross-entropy + alpha Omega + (beta / 2) |w_head|^2, Omega the attentive distance of feature maps.
 
     Omega = 1/2 sum over watched layers, images and channels of C a_c |map_c - source map_c|^2 / (H W), summed over
-    the minibatch. The attention a of a layer is the softmax of how much the loss on the support rises when a filter
-    is set to zero: for each filter, what comes after its layer is computed once more on up to 128 images.
+    the minibatch. The attention a of a layer is a softmax over its filters: how much the loss on the support rises
+    when a filter is set to zero. For each filter, the layers after it are computed again on up to 128 images.
 
-    - layers: the convolutions to watch, separated by commas; "auto" takes, at each of the last four resolutions, the
+    - layers: the convolutions to watch, separated by commas. "auto" takes, at each of the last four resolutions, the
       last of the widest convolutions: in a ResNet the one that ends the stage, before its BatchNorm. A network with
-      depthwise convolutions is widest inside its blocks: there it takes the last convolution of a block that keeps
-      the resolution, in a MobileNetV2 the projection that ends the stage.
+      depthwise convolutions is widest inside its blocks. There "auto" takes the last convolution of a block that
+      keeps the resolution: in a MobileNetV2 the projection that ends the stage.
     """
 
     name: ClassVar[str] = "delta-reg"
@@ -53,18 +53,18 @@ class DeltaReg(FineTuning):
     layers: str = "auto"
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
-        """Weigh the channels, then train everything, held by the penalty."""
+        """Weigh the channels, then train everything with the penalty."""
         network, support = prepare(network, target, self.name)
         watched = self._watched(network, support)
         weights = self._attention(network, support, target, watched, seed)
         model = trainable(network, self.bn, support)
         with maps(model, watched) as own:
-            return self.train(
+            return tune(
                 network,
                 support,
                 target,
-                seed,
-                all_parameters,
+                "all",
+                self.training(seed),
                 model=model,
                 penalty=lambda model: self.penalty(network, model, own, weights),
             )
@@ -72,7 +72,7 @@ class DeltaReg(FineTuning):
     def penalty(
         self, network: Network, model: nn.Module, own: dict[str, Tensor], weights: dict[str, Tensor]
     ) -> Penalty:
-        """alpha Omega + (beta / 2) |w_head|^2, with the maps that the model's own forward pass left in `own`."""
+        """alpha Omega + (beta / 2) |w_head|^2, with the maps of the model's own forward pass in `own`."""
         source = trainable(network, "source_frozen")
         head = linear(model, network.need_head(self.name))
 
@@ -89,19 +89,11 @@ class DeltaReg(FineTuning):
     def _attention(
         self, network: Network, support: Support, target: Target, watched: list[str], seed: int
     ) -> dict[str, Tensor]:
-        """Channel weights of every watched layer, under a head trained for a moment on the support."""
+        """Channel weights of every watched layer, under a head trained briefly on the support."""
         tuned = network
         for lr, epochs in ATTENTION_HEAD:
-            model, _ = tune_head(
-                tuned,
-                support,
-                target,
-                sgd(lr, weight_decay=1e-4),
-                bn="source_frozen",
-                epochs=epochs,
-                batch_size=support.minibatch(None),
-                seed=seed,
-            )
+            training = Training(sgd(lr, weight_decay=1e-4), "source_frozen", epochs, support.minibatch(None), seed)
+            model, _ = tune_head(tuned, support, target, training)
             tuned = replace(network, model=model)
         model = trainable(tuned, "source_frozen")
         order = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))  # of all classes
@@ -125,32 +117,32 @@ class DeltaReg(FineTuning):
                     f"layer '{unknown[0]}' is not a 2d convolution that this network executes: name one that is"
                 )
             return names
-        found = {name: value for name, value in seen.items() if value[0, 0].numel() > 1}
-        if not found:
-            raise FewshiftError("delta-reg watches the maps of 2d convolutions and there are none: use l2-sp")
-        separable = any(1 < convolutions[name].groups == convolutions[name].in_channels for name in found)
-        return stage_ends(found, separable)[-STAGES:]
+        spatial = {name: value for name, value in seen.items() if value[0, 0].numel() > 1}
+        if not spatial:
+            raise FewshiftError("delta-reg watches the maps of 2d convolutions, and there are none: use l2-sp")
+        separable = any(1 < convolutions[name].groups == convolutions[name].in_channels for name in spatial)
+        return stage_ends(spatial, separable)[-STAGES:]
 
 
 def stage_ends(seen: dict[str, Tensor], separable: bool) -> list[str]:
     """One convolution per resolution, in order of execution: the last of the widest, by their maps (N, C, H, W).
 
-    A network with depthwise convolutions is widest inside its blocks: there it is the last convolution of a block
-    that keeps the resolution, a block being the smallest module around it with several convolutions.
+    A network with depthwise convolutions is widest inside its blocks. There it is the last convolution of a block that
+    keeps the resolution; a block is the smallest module around it with several convolutions.
     """
     sizes = {name: tuple(value.shape[2:]) for name, value in seen.items()}
     chosen: dict[tuple[int, ...], tuple[int, str]] = {}
     for name, value in seen.items():
-        rank = len({sizes[it] for it in block(name, list(seen))}) == 1 if separable else value.shape[1]
+        rank = len({sizes[other] for other in block(name, list(seen))}) == 1 if separable else value.shape[1]
         if rank >= chosen.get(sizes[name], (0, ""))[0]:
             chosen[sizes[name]] = rank, name
     return sorted((name for _, name in chosen.values()), key=list(seen).index)
 
 
 def block(name: str, names: list[str]) -> list[str]:
-    """Those of the names that stand in the smallest module around `name` in which there are several."""
+    """The names in the smallest module around `name` that contains several of them."""
     place = name.split(".")[:-1]
-    inside = [it for it in names if it.split(".")[: len(place)] == place]
+    inside = [other for other in names if other.split(".")[: len(place)] == place]
     return block(".".join(place), names) if len(inside) == 1 and place else inside
 
 
@@ -164,7 +156,7 @@ def omega(own: dict[str, Tensor], theirs: dict[str, Tensor], weights: dict[str, 
 
 
 def attention(rise: Tensor) -> Tensor:
-    """softmax of the standardised rises of the loss, softened by five: sums to one over the channels."""
+    """Softmax of the standardised rises of the loss, divided by five: sums to one over the channels."""
     spread = rise.std(correction=0)
     return ((rise - rise.mean()) / (spread if spread > 0 else 1.0) / SOFTNESS).softmax(0)
 
@@ -173,30 +165,30 @@ def attention(rise: Tensor) -> Tensor:
 def filter_importance(
     model: nn.Module, names: list[str], pairs: list[tuple[Tensor, Tensor]], loss: Loss
 ) -> dict[str, Tensor]:
-    """By how much the loss rises when a filter's weights are zero: one number per filter, averaged over batches."""
+    """How much the loss rises when a filter's weights are zero: one number per filter, averaged over batches."""
     base = sum(float(loss(logits_of(model(x)), y)) for x, y in pairs) / len(pairs)
-    found = {}
+    rises = {}
     for name in names:
         layer = cast(nn.Conv2d, model.get_submodule(name))
         totals = [0.0] * layer.out_channels
-        for x, y in pairs:  # what comes before the layer is remembered for one batch at a time
+        for x, y in pairs:  # the layers before it are remembered for one batch at a time
             with resumed(model, name, x) as run:
                 for channel in progress.track(range(layer.out_channels), f"filters of {name}"):
                     totals[channel] += float(loss(logits_of(run(partial(without, layer, channel))), y))
-        rises = [total / len(pairs) - base for total in totals]
-        found[name] = torch.tensor(rises, dtype=torch.float32, device=pairs[0][0].device)
-    return found
+        means = [total / len(pairs) - base for total in totals]
+        rises[name] = torch.tensor(means, dtype=torch.float32, device=pairs[0][0].device)
+    return rises
 
 
 def without(layer: nn.Conv2d, channel: int, output: Tensor) -> Tensor:
-    """The layer's output if the weights of that filter were zero: nothing but its bias is left in its map."""
+    """The layer's output with that filter's weights set to zero: its map holds the bias."""
     output[:, channel] = 0 if layer.bias is None else layer.bias[channel]
     return output
 
 
 @contextmanager
 def maps(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
-    """The outputs of these layers during the block, in the order in which they appear."""
+    """Within the block, collect the outputs of these layers, in order of execution."""
     seen: dict[str, Tensor] = {}
     handles = [
         model.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: seen.update({name: output}))

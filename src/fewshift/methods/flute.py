@@ -53,7 +53,7 @@ class Flute(Method):
     batch_size: int = 32
 
     def check(self) -> None:
-        """Only settings that make sense."""
+        """Two images per minibatch at least, known words."""
         self.at_least(batch_size=2)
         if self.stats not in ("support", "source") or self.centroid_grad not in ("flow", "detach"):
             raise FewshiftError("stats is 'support' or 'source', centroid_grad 'flow' or 'detach': choose one of these")
@@ -66,7 +66,7 @@ class Flute(Method):
         if not support.kind.centroids:
             raise FewshiftError("flute classifies images by centroids, not pixels: use finetune-bn")
         if len(support.counts) != network.classes:
-            raise FewshiftError("flute needs an image of every class, for its centroids: add some or use finetune-bn")
+            raise FewshiftError("flute needs an image of every class for its centroids: add some, or use finetune-bn")
         if not any(layer.affine for layer in network.layers):
             raise FewshiftError("flute trains BatchNorm weight and bias, and no layer has them: use adabn")
         model = trainable(network, "source_frozen")
@@ -99,7 +99,7 @@ class Flute(Method):
             notes={
                 "support_loss": course.losses,
                 "epoch_seconds": course.epoch_seconds,
-                "parameters": sum(it.numel() for it in tensors),
+                "parameters": sum(tensor.numel() for tensor in tensors),
             },
         )
 
@@ -113,7 +113,7 @@ def centroid_loss(embeddings: Tensor, labels: Tensor, *, detach: bool = False) -
 
 
 def balanced_minibatches(labels: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
-    """One epoch in which classes take turns, so that every minibatch has them as evenly as the support does."""
+    """One epoch in which classes take turns, so that minibatches mirror the support's class balance."""
     order = torch.randperm(len(labels), generator=generator)
     turn = torch.zeros(len(labels), dtype=torch.long)
     for label in labels.unique().tolist():

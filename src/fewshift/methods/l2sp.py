@@ -15,17 +15,17 @@ from fewshift.core.method import Fitted
 from fewshift.core.network import Network
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import FineTuning, Penalty, all_parameters, prepare
+from fewshift.methods._finetuning import Penalty, SGDFineTuning, prepare, tune
 
 
 @dataclass(frozen=True)
-class L2SP(FineTuning):
-    """cross-entropy + (alpha / 2) |w - w0|^2 over the body + (beta / 2) |w|^2 over the head; no weight decay beside.
+class L2SP(SGDFineTuning):
+    """cross-entropy + (alpha / 2) |w - w0|^2 over the body + (beta / 2) |w|^2 over the head.
 
     - scope: "all" parameters of the body, or its "weights" only (no biases, no BatchNorm), as in the original.
     - head: "l2" towards zero, or "sp" towards its start as well.
 
-    `L2SP(**L2SP.PRESETS["original"])` and `"delta_code"` give the strengths of the two public implementations.
+    `L2SP(**L2SP.PRESETS["original"])` and `"delta_code"` have the strengths of the two public implementations.
     """
 
     name: ClassVar[str] = "l2-sp"
@@ -36,23 +36,23 @@ class L2SP(FineTuning):
         "delta_code": {"alpha": 0.01, "beta": 0.01, "scope": "all"},
     }
 
-    weight_decay: float = 0.0  # a second decay beside the penalty, unless wanted
+    weight_decay: float = 0.0  # the penalty is the decay
     alpha: float = 4e-4
     beta: float = 4e-4
     scope: str = "all"
     head: str = "l2"
 
     def check(self) -> None:
-        """Only settings that make sense."""
+        """Known words for scope and head."""
         super().check()
         if self.scope not in ("all", "weights") or self.head not in ("l2", "sp"):
             raise FewshiftError("scope is 'all' or 'weights', head is 'l2' or 'sp': choose one of these")
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
-        """Train everything, held by the penalty."""
+        """Train everything with the penalty."""
         network, support = prepare(network, target, self.name)
-        return self.train(
-            network, support, target, seed, all_parameters, penalty=lambda model: self.penalty(network, model)
+        return tune(
+            network, support, target, "all", self.training(seed), penalty=lambda model: self.penalty(network, model)
         )
 
     def penalty(self, network: Network, model: nn.Module) -> Penalty:
@@ -60,9 +60,10 @@ class L2SP(FineTuning):
         head = "\0" if network.head is None else f"{network.head}."  # without a head everything is body
         named = dict(model.named_parameters())
         body = [name for name in named if not name.startswith(head)]
+        top = [name for name in named if name.startswith(head)]
         near = [name for name in body if self.scope == "all" or named[name].ndim > 1]
-        near += [name for name in named if name.startswith(head)] if self.head == "sp" else []
-        small = [name for name in named if name.startswith(head)] if self.head == "l2" else []
+        near += top if self.head == "sp" else []
+        small = top if self.head == "l2" else []
         start = {name: named[name].detach().clone() for name in near}
 
         def value(_: Tensor) -> Tensor:

@@ -17,21 +17,21 @@ from fewshift.core.method import Fitted
 from fewshift.core.network import Network, head_inputs, linear, logits_of
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import FineTuning, prepare
+from fewshift.methods._finetuning import SGDFineTuning, prepare, tune_head
 
 
 @dataclass(frozen=True)
-class LateFusion(FineTuning):
+class LateFusion(SGDFineTuning):
     """weight * source score + (1 - weight) * target score, both heads on the same features.
 
-    Scores are softmax probabilities, and the predictor carries both heads; with scores="logits" the average is one
-    linear layer, and the predictor a plain network. The target head starts from the source's ("finetuned") or from
-    scratch ("fresh").
+    Scores are softmax probabilities, and the predictor has both heads. With scores="logits" the average is one linear
+    layer, and the predictor a plain network. The target head starts from the source's ("finetuned") or from scratch
+    ("fresh").
     """
 
     name: ClassVar[str] = "late-fusion"
     paper: ClassVar[str] = "Hoffman et al., 2013"
-    changes: ClassVar[str] = "a second head is added; the head, where scores are logits"
+    changes: ClassVar[str] = "a second head is added; the head, if scores are logits"
     returns: ClassVar[str] = "network with both heads"
 
     bn: str = "source_frozen"
@@ -40,40 +40,40 @@ class LateFusion(FineTuning):
     target_head: str = "finetuned"
 
     def check(self) -> None:
-        """Only settings that make sense."""
+        """A policy that keeps the features, a weight in [0, 1], known words."""
         super().check()
         if self.bn == "train_running":
             raise FewshiftError(
                 "late fusion needs both heads on the same features: use bn='source_frozen' or 'support'"
             )
         if not 0 <= self.weight <= 1:
-            raise FewshiftError(f"weight={self.weight} is no blend: give a number from 0 (target) to 1 (source)")
+            raise FewshiftError(f"weight={self.weight} is not a blend: give a number from 0 (target) to 1 (source)")
         if self.scores not in ("probabilities", "logits") or self.target_head not in ("finetuned", "fresh"):
             raise FewshiftError("scores is 'probabilities' or 'logits', target_head 'finetuned' or 'fresh': choose one")
 
     @property
     def plain(self) -> bool:
-        """One linear layer where scores are logits."""
+        """Whether both heads become one linear layer."""
         return self.scores == "logits"
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the second head, then fuse."""
         network, support = prepare(network, target, self.name)
-        predictor, losses = self.train_head(network, support, target, seed, fresh=self.target_head == "fresh")
+        predictor, losses = tune_head(network, support, target, self.training(seed), fresh=self.target_head == "fresh")
         head = network.need_head(self.name)
         if not gives_output(network.model, head, support.chunks(2)[0][0]):
             raise FewshiftError(
-                f"{self.name} blends the scores of two heads and something comes after '{head}': use lp-ft"
+                f"{self.name} blends the scores of two heads, but more layers follow '{head}': use lp-ft"
             )
-        mine, theirs = linear(network.model, head), linear(predictor, head)
+        source, tuned = linear(network.model, head), linear(predictor, head)
         notes = {"support_loss": losses, "bn": self.bn}
         if self.scores == "probabilities":
             body = network.with_tensors({}) if self.bn == "source_frozen" else copy.deepcopy(predictor)
-            linear(body, head).load_state_dict(mine.state_dict())
-            return Fitted(BothHeads(body, head, theirs, self.weight), notes=notes)
+            linear(body, head).load_state_dict(source.state_dict())
+            return Fitted(BothHeads(body, head, tuned, self.weight), notes=notes)
         with torch.no_grad():
-            for name, tensor in theirs.named_parameters():
-                tensor.lerp_(mine.get_parameter(name).to(tensor), self.weight)
+            for name, tensor in tuned.named_parameters():
+                tensor.lerp_(source.get_parameter(name).to(tensor), self.weight)
         return Fitted(predictor, notes=notes)
 
 

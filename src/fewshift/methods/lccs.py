@@ -21,11 +21,11 @@ from fewshift.core.heads import nearest_centroid_head, train_head
 from fewshift.core.loop import Course, fit
 from fewshift.core.losses import Loss, mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.moments import Normal, Span, merged, normalised, source_layers, spanning_vectors
+from fewshift.core.moments import Normal, merged, normalised, source_layers
 from fewshift.core.network import Network, batchnorm, channels_last, like, linear, logits_of, refuse_unadaptable
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Blend, read_support, tied
-from fewshift.core.spans import Convex, Linear
+from fewshift.core.spans import Convex, Linear, Span, spanning_vectors
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.methods._blend import Start, best_by_layer, best_common, by_average, exactly

@@ -5,46 +5,41 @@ Kumar et al., "Fine-Tuning can Distort Pretrained Features and Underperform Out-
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
-from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.method import Fitted
 from fewshift.core.network import Network, like, logits_of
 from fewshift.core.support import Support, Target
-from fewshift.methods._finetuning import adam, all_parameters, check_policy, prepare, trainable, tune, tune_head
+from fewshift.methods._finetuning import FineTuning, adam, prepare, trainable, tune, tune_head
 
 
 @dataclass(frozen=True)
-class LPFT(Method):
-    """The head first, the body held; then everything. Both by Adam, stopped where cross-validation says.
+class LPFT(FineTuning):
+    """The head first, with the body held; then everything. Both by Adam, stopped early by cross-validation.
 
-    How many epochs each stage gets, up to `probe_epochs` and `epochs`, is the number with the lowest loss on held-out
-    parts of the *support*: stratified folds, every fold trained in full. With one image in a class nothing can be held
-    out, and the numbers are used as they are.
+    Each stage gets the number of epochs, up to `probe_epochs` and `epochs`, that has the lowest loss on held-out parts
+    of the *support*: stratified folds, every fold trained in full. If a class has one image, nothing can be held out,
+    and both stages run in full.
     """
 
     name: ClassVar[str] = "lp-ft"
     paper: ClassVar[str] = "Kumar et al., ICLR 2022"
-    needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "everything"
 
     bn: str = "source_frozen"
     probe_epochs: int = 100
-    epochs: int = 10
-    lr: float = 1e-3
-    batch_size: int | None = None
     folds: int = 3
 
     def check(self) -> None:
-        """Only settings that make sense."""
-        check_policy(self.bn)
-        self.at_least(folds=2, batch_size=1)
+        """At least two folds."""
+        super().check()
+        self.at_least(folds=2)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Choose the epochs inside the support, then run both stages on all of it."""
@@ -64,55 +59,30 @@ class LPFT(Method):
         return replace(fitted, notes=fitted.notes | notes)
 
     def _folds(self, support: Support, seed: int) -> list[Tensor]:
-        """None where a class has a single image, or pixels have labels."""
+        """Empty if a class has a single image, and with pixel labels."""
         folds = min(self.folds, support.shots) if support.kind.centroids else 1
         generator = torch.Generator().manual_seed(seed)
         return support.kind.folds(support.labels, folds, generator) if folds > 1 else []
 
     def _probe(self, network: Network, support: Support, target: Target, epochs: int, seed: int) -> Network:
-        """The network with a head trained on the features of its untouched body."""
-        model, _ = tune_head(
-            network,
-            support,
-            target,
-            adam(self.lr),
-            bn="support" if self.bn == "support" else "source_frozen",
-            epochs=epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-        )
+        """The network with a head trained on the features of its unchanged body."""
+        bn = "support" if self.bn == "support" else "source_frozen"
+        model, _ = tune_head(network, support, target, self.training(seed, bn=bn, epochs=epochs))
         return replace(network, model=model)
 
-    def _tune(
-        self,
-        network: Network,
-        support: Support,
-        target: Target,
-        epochs: int,
-        seed: int,
-        after_epoch: Callable[[nn.Module], None] | None = None,
-    ) -> Fitted:
-        return tune(
-            network,
-            support,
-            target,
-            all_parameters,
-            adam(self.lr / 10),
-            bn=self.bn,
-            epochs=epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-            after_epoch=after_epoch,
-        )
+    def _tune(self, network: Network, support: Support, target: Target, epochs: int, seed: int, **more: Any) -> Fitted:
+        """Everything trained at a tenth of the rate; `more` goes to `tune`."""
+        training = self.training(seed, epochs=epochs, optimizer=adam(self.lr / 10))
+        return tune(network, support, target, "all", training, **more)
 
     def _choose_probe(
         self, network: Network, support: Support, target: Target, folds: list[Tensor], seed: int
     ) -> tuple[int, list[float]]:
-        """Tried at 0, 1, 2, 5, 10, ... epochs: probing is cheap, and its curve is smooth."""
+        """The best of 0, 1, 2, 5, 10, ... epochs: probing is cheap, and its curve is smooth."""
         if not folds:
             return self.probe_epochs, []
         steps = sorted(
-            {0, self.probe_epochs, *(it for it in (1, 2, 5, 10, 20, 50, 100, 200) if it < self.probe_epochs)}
+            {0, self.probe_epochs, *(step for step in (1, 2, 5, 10, 20, 50, 100, 200) if step < self.probe_epochs)}
         )
         losses = [
             sum(
@@ -127,27 +97,20 @@ class LPFT(Method):
     def _choose_tune(
         self, network: Network, support: Support, target: Target, folds: list[Tensor], probe_epochs: int, seed: int
     ) -> tuple[int, list[float]]:
-        """One run per fold, looked at after every epoch."""
+        """One run per fold, evaluated after every epoch."""
         if not folds:
             return self.epochs, []
         curves = []
         for kept, held in progress.track(support.splits(folds), "fine-tuning, cross-validated"):
             probed = self._probe(network, kept, target, probe_epochs, seed)
             curve = [held_out_loss(trainable(probed, self.bn, kept), held, target)]
-            self._tune(
-                probed,
-                kept,
-                target,
-                self.epochs,
-                seed,
-                partial(_look, curve, held, target),
-            )
+            self._tune(probed, kept, target, self.epochs, seed, after_epoch=partial(_append_loss, curve, held, target))
             curves.append(curve)
         mean = torch.tensor(curves, dtype=torch.float64).mean(0)
         return int(mean.argmin()), mean.tolist()
 
 
-def _look(curve: list[float], held: Support, target: Target, predictor: nn.Module) -> None:
+def _append_loss(curve: list[float], held: Support, target: Target, predictor: nn.Module) -> None:
     curve.append(held_out_loss(predictor, held, target))
 
 

@@ -2,15 +2,15 @@
 
 Kim, Cho, Han, Panda and Hong, "Domain Adaptation without Source Data", 2020.
 
-A target network has two heads. One learns what the frozen source network predicts; the other learns, from confident
-images only, the class whose prototypes are nearest. The weight moves from the first to the second.
+A target network has two heads. One learns what the frozen source network predicts. The other learns, from confident
+images only, the class with the nearest prototypes. The weight moves from the first head to the second.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -21,17 +21,19 @@ from torch import Tensor, nn
 from fewshift.core.loop import fit
 from fewshift.core.losses import entropy
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Network, head_inputs, like, linear, logits_of
+from fewshift.core.network import Network, head_inputs, like, linear
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.support import Target, Unlabelled
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import (
-    MOMENTUM,
-    body_parameters,
-    head_parameters,
+from fewshift.methods._finetuning import MOMENTUM, body_parameters, head_parameters, trainable, use_batches
+from fewshift.methods._unlabelled import (
+    class_counts,
+    in_order,
+    inverse_decay,
+    predictions,
     prepare_unlabelled,
-    trainable,
-    use_batches,
+    ramp,
+    shuffled,
 )
 
 
@@ -40,13 +42,13 @@ class SFDA(Method):
     """Body and two heads are trained, with BatchNorm in training mode, on unlabelled images alone.
 
     - steps, batch_size: of SGD; lr and head_lr are the rates of body and heads, times (1 + 10 t / T)^-0.75.
-    - memory_every: steps after which the prototypes are chosen again, max_prototypes of a class at most.
-    - memory: what they are chosen from: "eval" = every plain image, in evaluation mode; "train" = training views in
-      full minibatches, in training mode, as the released code does.
+    - memory_every: steps until the prototypes are chosen again; max_prototypes: how many a class has at most.
+    - memory: the images they are chosen from: "eval" = every plain image, in evaluation mode; "train" = training views
+      in full minibatches, in training mode, as in the released code.
 
-    Both heads start from the source's; the one that learned from prototypes becomes the network's. The source's
-    labels are those of the plain images, asked for once. The last step is the result: nothing is chosen by labels.
-    Minibatches of one image are left out.
+    Both heads start from the source's, and the one that learned from prototypes becomes the network's. The source's
+    labels are those of the plain images, predicted once. The network after the last step is the result: no labels
+    choose it. Minibatches of one image are left out.
     """
 
     name: ClassVar[str] = "sfda"
@@ -65,7 +67,7 @@ class SFDA(Method):
     batch_size: int = 32
 
     def check(self) -> None:
-        """Only settings that make sense."""
+        """Positive numbers, and a known memory."""
         self.at_least(memory_every=1, max_prototypes=1, batch_size=2)
         if self.memory not in ("eval", "train"):
             raise FewshiftError(f"memory={self.memory!r} is unknown: choose 'eval' or 'train'")
@@ -77,37 +79,13 @@ class SFDA(Method):
         model = trainable(network, "source_frozen")
         own = linear(model, head)
         from_source = copy.deepcopy(own)
-        in_order = torch.arange(len(unlabelled)).split(self.batch_size)
-        _, source_logits = predictions(model, head, unlabelled, in_order)
-        source_labels = source_logits.argmax(1)
+        plain = in_order(unlabelled, self.batch_size)
+        source_labels = predictions(model, head, unlabelled, plain)[1].argmax(1)
 
-        body = body_parameters(network, model)
-        heads = [*head_parameters(network, model), *from_source.parameters()]
-        optimizer = torch.optim.SGD(
-            [
-                {"params": [tensor.requires_grad_(True) for tensor in body], "lr": self.lr},
-                {"params": [tensor.requires_grad_(True) for tensor in heads], "lr": self.head_lr},
-            ],
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            nesterov=self.momentum > 0,
-        )
-        total = max(self.steps, 1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (1 + 10 * t / total) ** -0.75)
+        body, own_head = body_parameters(network, model), head_parameters(network, model)
+        optimizer = self._optimizer(body, [*own_head, *from_source.parameters()])
+        schedule = inverse_decay(optimizer, self.steps)
         rounds: list[Round] = []
-
-        def choose(generator: torch.Generator) -> Round:
-            if self.memory == "eval":
-                features, logits = predictions(model.eval(), head, unlabelled, in_order)
-                use_batches(network, model, MOMENTUM)
-            else:
-                use_batches(network, model, MOMENTUM)
-                batches = minibatches(len(unlabelled), self.batch_size, generator, drop_last=True)
-                features, logits = predictions(model, head, unlabelled, batches, augmented=True)
-            certainty = normalised_entropy(logits)
-            tau = threshold(logits.argmax(1), certainty, logits.shape[1])
-            chosen = prototypes(logits.softmax(1), certainty, tau, self.max_prototypes)
-            return Round(float(tau), chosen, F.normalize(features[chosen], dim=2))
 
         def loss(indices: Tensor) -> Tensor:
             with head_inputs(model, head) as seen:
@@ -120,43 +98,71 @@ class SFDA(Method):
                 source_labels[indices],
                 labels,
                 confident,
-                share(schedule.last_epoch, total),
+                share(schedule.last_epoch, max(self.steps, 1)),
             )
 
         with private_randomness(seed) as generator:
-            stream = _endless(len(unlabelled), self.batch_size, generator)
+            stream = _endless(unlabelled, self.batch_size, generator)
 
             def steps() -> Iterator[Tensor]:
                 left = self.steps - self.memory_every * len(rounds)
-                rounds.append(choose(generator))
+                rounds.append(self._choose(network, model, head, unlabelled, generator))
                 yield from (next(stream) for _ in range(min(left, self.memory_every)))
 
             turns = math.ceil(self.steps / self.memory_every)
             losses = fit(loss, steps, optimizer, turns, what="sfda", after_step=schedule.step).losses
-            _, logits = predictions(model.eval(), head, unlabelled, in_order)
+            _, logits = predictions(model.eval(), head, unlabelled, plain)
         return Fitted(
             network.with_tensors(model.state_dict()),
             notes={
                 "loss": losses,
-                "tau": [it.tau for it in rounds],
-                "prototypes": [it.counts for it in rounds],
-                "confident": [it.confident / it.seen for it in rounds],
-                "pseudo_labels": [it.labels for it in rounds],
-                "predicted": logits.argmax(1).bincount(minlength=logits.shape[1]).tolist(),
+                "tau": [stretch.tau for stretch in rounds],
+                "prototypes": [stretch.counts for stretch in rounds],
+                "confident": [stretch.confident / stretch.seen for stretch in rounds],
+                "pseudo_labels": [stretch.labels for stretch in rounds],
+                "predicted": class_counts(logits),
                 "steps": self.steps,
-                "parameters": sum(tensor.numel() for tensor in (*body, *head_parameters(network, model))),
+                "parameters": sum(tensor.numel() for tensor in (*body, *own_head)),
             },
         )
+
+    def _optimizer(self, body: list[Tensor], heads: list[Tensor]) -> torch.optim.Optimizer:
+        """SGD with a rate for the body and one for both heads."""
+        return torch.optim.SGD(
+            [
+                {"params": [tensor.requires_grad_(True) for tensor in body], "lr": self.lr},
+                {"params": [tensor.requires_grad_(True) for tensor in heads], "lr": self.head_lr},
+            ],
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.momentum > 0,
+        )
+
+    def _choose(
+        self, network: Network, model: nn.Module, head: str, unlabelled: Unlabelled, generator: torch.Generator
+    ) -> Round:
+        """The prototypes under the present weights; leaves BatchNorm in training mode."""
+        if self.memory == "eval":
+            features, logits = predictions(model.eval(), head, unlabelled, in_order(unlabelled, self.batch_size))
+            use_batches(network, model, MOMENTUM)
+        else:
+            use_batches(network, model, MOMENTUM)
+            batches = minibatches(len(unlabelled), self.batch_size, generator, drop_last=True)
+            features, logits = predictions(model, head, unlabelled, batches, augmented=True)
+        uncertainty = normalised_entropy(logits)
+        tau = threshold(logits.argmax(1), uncertainty, logits.shape[1])
+        chosen = prototypes(logits.softmax(1), uncertainty, tau, self.max_prototypes)
+        return Round(float(tau), chosen, F.normalize(features[chosen], dim=2))
 
 
 @dataclass
 class Round:
-    """The prototypes of one stretch of steps, and what came of them."""
+    """The prototypes of one stretch of steps, and the pseudo-labels they gave."""
 
     tau: float
     chosen: Tensor  # (classes, P): which images
     memory: Tensor  # (classes, P, features): their features at unit length
-    labels: list[int] = field(init=False)  # pseudo-labels given, per class
+    labels: list[int] = field(init=False)  # pseudo-labels per class
     confident: int = 0
     seen: int = 0
 
@@ -165,11 +171,11 @@ class Round:
 
     @property
     def counts(self) -> list[int]:
-        """Different prototypes per class."""
+        """How many different prototypes each class has."""
         return [len(row.unique()) for row in self.chosen]
 
     def note(self, labels: Tensor, confident: Tensor) -> None:
-        """Count the labels and the confident ones of a minibatch."""
+        """Count the labels of a minibatch, and the confident ones."""
         counts = labels.bincount(minlength=len(self.labels)).tolist()
         self.labels = [before + new for before, new in zip(self.labels, counts, strict=True)]
         self.confident += int(confident.sum())
@@ -178,7 +184,7 @@ class Round:
 
 def share(step: int, total: int) -> float:
     """a = 2 / (1 + exp(-10 t / (T / 2))) - 1: the weight of the prototypes, from 0 to almost 1 at half time."""
-    return 2 / (1 + math.exp(-20 * step / total)) - 1
+    return ramp(2 * step / total)
 
 
 def two_heads_loss(
@@ -189,7 +195,7 @@ def two_heads_loss(
     The second mean is over all images of the minibatch, not over the confident ones.
     """
     value = (1 - a) * F.cross_entropy(source_head, source_labels)
-    if a == 0:  # then the own head has no gradient, not a gradient of zeros on which decay would still act
+    if a == 0:  # no gradient for the own head: with a gradient of zeros decay would still act
         return value
     return value + a * (confident * F.cross_entropy(own_head, labels, reduction="none")).mean()
 
@@ -200,16 +206,16 @@ def normalised_entropy(logits: Tensor) -> Tensor:
 
 
 def threshold(predicted: Tensor, entropies: Tensor, classes: int) -> Tensor:
-    """tau = the largest, over the classes that are predicted at all, of the smallest entropy in the class."""
+    """tau = max over the predicted classes of the smallest entropy in the class."""
     smallest = entropies.new_full((classes,), torch.inf).scatter_reduce(0, predicted, entropies, "amin")
     return smallest[smallest.isfinite()].max()
 
 
 def prototypes(probabilities: Tensor, entropies: Tensor, tau: Tensor, most: int) -> Tensor:
-    """(classes, P): the images that stand for each class, those predicted to be of it with entropy <= tau.
+    """(classes, P): for each class the images predicted to be of it with entropy <= tau, the most certain first.
 
-    They stand from the most certain on. P is the size of the largest class, at most `most`; smaller ones are repeated
-    from their beginning. For a class that nothing is predicted to be stands the image most probably of it.
+    P is the size of the largest class, at most `most`; the images of smaller classes repeat from the beginning. A
+    class that is never predicted gets the image with its highest probability.
     """
     predicted = probabilities.argmax(1)
     rows = []
@@ -223,10 +229,10 @@ def prototypes(probabilities: Tensor, entropies: Tensor, tau: Tensor, most: int)
 
 
 def nearest(features: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """(labels, confident): the class whose prototypes are nearest on average, and whether it is so without doubt.
+    """(labels, confident): the class whose prototypes are nearest on average, and whether that is beyond doubt.
 
-    Distances are cosine distances to `memory` (classes, P, features), of unit length. Without doubt means: the
-    farthest prototype of that class is nearer than the nearest one of the second class.
+    Distances are cosine distances to `memory` (classes, P, features), of unit length. Beyond doubt means: the farthest
+    prototype of that class is nearer than the nearest prototype of the second class.
     """
     cosines = torch.einsum("bf,cpf->bcp", F.normalize(features, dim=1), memory)
     first, second = cosines.mean(2).topk(2, dim=1).indices.unbind(1)
@@ -234,23 +240,7 @@ def nearest(features: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     return first, cosines[rows, first].amin(1) > cosines[rows, second].amax(1)
 
 
-@torch.no_grad()
-def predictions(
-    model: nn.Module, head: str, unlabelled: Unlabelled, batches: Iterable[Tensor], *, augmented: bool = False
-) -> tuple[Tensor, Tensor]:
-    """(features, logits) of the images of all batches, each read when it is its turn."""
-    features, answers = [], []
-    for indices in batches:
-        with head_inputs(model, head) as seen:
-            logits = logits_of(model(like(model, unlabelled.batch(indices, augmented=augmented))))
-        if not torch.isfinite(logits).all():
-            raise FewshiftError("the network's logits became NaN or infinite on the target: lower lr")
-        features.append(seen[-1].flatten(1))
-        answers.append(logits)
-    return torch.cat(features), torch.cat(answers)
-
-
-def _endless(total: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """One random order after the other, in minibatches of two images or more."""
+def _endless(unlabelled: Unlabelled, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """The minibatches of one epoch after another."""
     while True:
-        yield from (indices for indices in minibatches(total, size, generator) if len(indices) > 1)
+        yield from shuffled(unlabelled, size, generator)

@@ -3,8 +3,8 @@
 Liang, Hu and Feng, "Do We Really Need to Access the Source Data? Source Hypothesis Transfer for Unsupervised Domain
 Adaptation", ICML 2020.
 
-Predictions are to be certain one by one and diverse together (information maximisation), and to agree with labels
-found by clustering the features of the whole target, once per epoch.
+Each prediction becomes certain, and all together stay diverse (information maximisation). They also agree with labels
+from clustering the features of the whole target, once per epoch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from torch import Tensor, nn
 
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Network, head_inputs, like, logits_of
-from fewshift.core.randomness import minibatches, private_randomness
-from fewshift.core.support import Target, Unlabelled
+from fewshift.core.network import Network, like, logits_of
+from fewshift.core.randomness import private_randomness
+from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import MOMENTUM, body_parameters, prepare_unlabelled, trainable, use_batches
+from fewshift.methods._finetuning import MOMENTUM, body_parameters, trainable, use_batches
+from fewshift.methods._unlabelled import (
+    class_counts,
+    in_order,
+    inverse_decay,
+    predictions,
+    prepare_unlabelled,
+    shuffled,
+)
 
 EPS = 1e-5  # inside logarithms, as in the original
 ROUNDS = 2  # of clustering: soft centroids first, then those of the labels they gave
@@ -37,8 +45,8 @@ class SHOT(Method):
     - lr: the original's rate for a pre-trained trunk, times (1 + 10 t / T)^-0.75. A plain network has no bottleneck
       layer, which the original trains ten times faster.
     - information: the entropy and diversity terms, on or off.
-    - pseudo_weight: of the cross-entropy with the clustering labels, from `warmup_epochs` on (1 for VisDA).
-    - threshold: classes that at most so many images are predicted to be get no label.
+    - pseudo_weight: weight of the cross-entropy with the clustering labels, from `warmup_epochs` on (1 for VisDA).
+    - threshold: a class predicted for no more than this many images is never a label.
 
     The head stays as it is. Minibatches of one image are left out.
     """
@@ -59,7 +67,7 @@ class SHOT(Method):
     threshold: int = 0
 
     def check(self) -> None:
-        """Only settings that make sense."""
+        """Batch statistics need two images."""
         self.at_least(batch_size=2)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
@@ -69,26 +77,29 @@ class SHOT(Method):
         model = trainable(network, "train_running")
         tensors = [tensor.requires_grad_(True) for tensor in body_parameters(network, model)]
         if not tensors:
-            raise FewshiftError("the network has no parameters but its head's, which shot holds: choose another method")
+            raise FewshiftError(
+                "shot trains everything but the head, and the network has only a head: use another method"
+            )
         optimizer = torch.optim.SGD(
             tensors, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.momentum > 0
         )
         steps = self.epochs * (len(unlabelled) // self.batch_size + (len(unlabelled) % self.batch_size > 1))
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (1 + 10 * t / max(steps, 1)) ** -0.75)
-        labels: list[Tensor | None] = []  # of each epoch: one per image, looked up by its index
+        schedule = inverse_decay(optimizer, steps)
+        plain = in_order(unlabelled, self.batch_size)
+        labels: list[Tensor | None] = []  # for each epoch one label per image, by its index
 
         def label() -> Tensor:
-            features, probabilities = predictions(model.eval(), head, unlabelled, self.batch_size)
+            features, logits = predictions(model.eval(), head, unlabelled, plain)
             use_batches(network, model, MOMENTUM)
-            return pseudo_labels(features, probabilities, self.threshold)
+            return pseudo_labels(features, logits.softmax(1), self.threshold)
 
         def loss(indices: Tensor) -> Tensor:
             logits = logits_of(model(like(model, unlabelled.batch(indices, augmented=True))))
             value = logits.new_zeros((), requires_grad=True)  # alone it gives no gradient: only statistics move
             if self.information:
                 value = value + information_loss(logits)
-            if (found := labels[-1]) is not None:
-                value = value + self.pseudo_weight * F.cross_entropy(logits, found[indices])
+            if (current := labels[-1]) is not None:
+                value = value + self.pseudo_weight * F.cross_entropy(logits, current[indices])
             return value
 
         with private_randomness(seed) as generator:
@@ -96,19 +107,18 @@ class SHOT(Method):
             def epoch() -> Iterator[Tensor]:
                 wanted = self.pseudo_weight > 0 and len(labels) >= self.warmup_epochs
                 labels.append(label() if wanted else None)
-                batches = minibatches(len(unlabelled), self.batch_size, generator)
-                yield from (indices for indices in batches if len(indices) > 1)
+                yield from shuffled(unlabelled, self.batch_size, generator)
 
             losses = fit(loss, epoch, optimizer, self.epochs, what="shot", after_step=schedule.step).losses
-            _, probabilities = predictions(model.eval(), head, unlabelled, self.batch_size)
-        given = [found for found in labels if found is not None]
+            _, logits = predictions(model.eval(), head, unlabelled, plain)
+        labellings = [labelling for labelling in labels if labelling is not None]
         return Fitted(
             network.with_tensors(model.state_dict()),
             notes={
                 "loss": losses,
-                "pseudo_labels": [found.bincount(minlength=probabilities.shape[1]).tolist() for found in given],
-                "relabelled": _relabelled(given),
-                "predicted": probabilities.argmax(1).bincount(minlength=probabilities.shape[1]).tolist(),
+                "pseudo_labels": [labelling.bincount(minlength=logits.shape[1]).tolist() for labelling in labellings],
+                "relabelled": _relabelled(labellings),
+                "predicted": class_counts(logits),
                 "steps": steps,
                 "parameters": sum(tensor.numel() for tensor in tensors),
             },
@@ -116,7 +126,7 @@ class SHOT(Method):
 
 
 def information_loss(logits: Tensor) -> Tensor:
-    """mean_x H(p(x)) - H(mean_x p(x)): small where predictions are certain one by one and diverse together."""
+    """mean_x H(p(x)) - H(mean_x p(x)): small if each prediction is certain and all together are diverse."""
     p = logits.softmax(1)
     return _entropy(p).mean() - _entropy(p.mean(0))
 
@@ -125,34 +135,20 @@ def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -
     """The class of the nearest centroid for every row: cosine distance, two rounds, all rows at once.
 
     Features get a constant 1 and unit length. Centroids are weighted by the probabilities first, then by the labels of
-    the first round. Only classes that more than `threshold` rows are predicted to be can be given.
+    the first round. A class must be predicted for more than `threshold` rows to be a label.
     """
     points = F.normalize(torch.cat([features, torch.ones_like(features[:, :1])], 1), dim=1)
     classes = probabilities.shape[1]
-    given = probabilities.argmax(1).bincount(minlength=classes) > threshold
-    if not given.any():
+    common = probabilities.argmax(1).bincount(minlength=classes) > threshold
+    if not common.any():
         raise FewshiftError(f"no class has more than {threshold} predicted images: lower threshold")
     weights = probabilities
     for _ in range(ROUNDS):
         centres = F.normalize(weights.T @ points, dim=1)  # the mean's length does not matter to a cosine
-        alive = given & (weights.sum(0) > 0)
+        alive = common & (weights.sum(0) > 0)
         labels = (points @ centres.T).masked_fill(~alive, -torch.inf).argmax(1)
         weights = F.one_hot(labels, classes).to(points)
     return labels
-
-
-@torch.no_grad()
-def predictions(model: nn.Module, head: str, unlabelled: Unlabelled, size: int) -> tuple[Tensor, Tensor]:
-    """(features, probabilities) of every image in its plain view, from first to last, read in batches."""
-    features, probabilities = [], []
-    for _, images in unlabelled.batches(size):
-        with head_inputs(model, head) as seen:
-            logits = logits_of(model(like(model, images)))
-        if not torch.isfinite(logits).all():
-            raise FewshiftError("the network's logits became NaN or infinite on the target: lower lr")
-        features.append(seen[-1].flatten(1))
-        probabilities.append(logits.softmax(1))
-    return torch.cat(features), torch.cat(probabilities)
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -160,5 +156,5 @@ def _entropy(p: Tensor) -> Tensor:
 
 
 def _relabelled(labels: list[Tensor]) -> list[float]:
-    """From each labelling to the next, the share of images whose label changed."""
+    """The share of images whose label changed from each labelling to the next."""
     return [(new != old).double().mean().item() for old, new in pairwise(labels)]

@@ -1,4 +1,4 @@
-"""The source network as it is: what every method is compared with."""
+"""The source network as it is: the baseline of every comparison."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import in_float32
 from fewshift.methods._streaming import refuse_empty, use_each_batch
 
-RECENT = 256  # predictions that are looked at to say whether the network has collapsed
+RECENT = 256  # latest predictions, by which a collapse is recognised
 COLLAPSED = 0.95  # share of them that fall into one class
 
 
@@ -29,9 +29,9 @@ COLLAPSED = 0.95  # share of them that fall into one class
 class Tent(Method):
     """Batch statistics, and one gradient step on weight and bias of 2d BatchNorm layers for every batch.
 
-    Predictions come from the forward pass before the step. What was learned stays for the next batch, unless
-    `episodic`. With several `steps` the last forward pass answers. Entropy minimisation may collapse into one class;
-    the predictor's `record` says so.
+    Predictions come from the forward pass before the step; with several `steps`, from the last forward pass. The next
+    batch starts from the weights of this one, unless `episodic`. Entropy minimisation may collapse into one class;
+    the predictor's `record` shows it.
     """
 
     name: ClassVar[str] = "tent"
@@ -46,7 +46,7 @@ class Tent(Method):
     episodic: bool = False
 
     def check(self) -> None:
-        """Only settings that make sense."""
+        """A known optimiser, and at least one step."""
         if self.optimizer not in OPTIMIZERS:
             raise FewshiftError(f"optimizer={self.optimizer!r} is unknown: choose one of {', '.join(OPTIMIZERS)}")
         self.at_least(steps=1)
@@ -65,7 +65,7 @@ OPTIMIZERS = {
 
 
 class EntropyMinimising(nn.Module):
-    """The predictor of Tent: its state is its own, and `adapt` again is a new start."""
+    """The predictor of Tent. Its state is its own: another `adapt` starts anew."""
 
     def __init__(self, network: Network, settings: Tent) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class EntropyMinimising(nn.Module):
         refuse_empty(images)
         if not torch.isfinite(images).all():
             raise FewshiftError("an image of this batch contains NaN or infinity: check its preprocessing")
-        with torch.inference_mode(False):  # gradients are needed, whoever asks
+        with torch.inference_mode(False):  # gradients are needed even if the caller is in inference mode
             batch = like(self.model, images.clone())
             if self._settings.episodic:
                 self._restore(self._source)
@@ -98,12 +98,12 @@ class EntropyMinimising(nn.Module):
         return logits.to(images.dtype)
 
     def train(self, mode: bool = True) -> EntropyMinimising:
-        """Stays in evaluation mode: BatchNorm follows its batches by itself, and dropout must not."""
+        """Stays in evaluation mode: BatchNorm follows its batches anyway, and dropout must stay off."""
         del mode
         return super().train(False)
 
     def _step(self, images: Tensor) -> Tensor:
-        with torch.enable_grad():  # also when somebody predicts under no_grad
+        with torch.enable_grad():  # also if the caller predicts under no_grad
             logits = logits_of(self.model(images))
             entropy = mean_entropy(logits, logits)
         if not torch.isfinite(entropy):
@@ -115,17 +115,17 @@ class EntropyMinimising(nn.Module):
         return logits.detach()
 
     def _recover(self, images: Tensor) -> Tensor:
-        """After a divergence: the last weights that gave an answer, a fresh optimiser, and a word in the record."""
+        """After a divergence: the last weights with finite logits, a fresh optimiser, an entry in the record."""
         self.record["diverged_at"].append(self.record["batches"])
         self._restore(self._sound)
         with torch.no_grad():
             logits = logits_of(self.model(images))
         if not torch.isfinite(logits).all():
-            raise FewshiftError("the network answers NaN on this batch even before adaptation: check its images")
+            raise FewshiftError("the logits of this batch are NaN even before adaptation: check its images")
         return logits
 
     def _start_again(self) -> None:
-        tensors = [it.requires_grad_(True) for it in self._affine()]
+        tensors = [tensor.requires_grad_(True) for tensor in self._affine()]
         self._optimizer: torch.optim.Optimizer = OPTIMIZERS[self._settings.optimizer](tensors, self._settings.lr)
         self._sound = self._snapshot()
 
@@ -143,7 +143,7 @@ class EntropyMinimising(nn.Module):
         self._start_again()
 
     def _note(self, logits: Tensor) -> None:
-        predicted = logits.argmax(1).flatten()  # of pixels, some from everywhere
+        predicted = logits.argmax(1).flatten()  # with pixel labels, a sample from everywhere
         self._recent.extend(predicted[:: -(-len(predicted) // RECENT)].tolist())
         self.record["batches"] += 1
         self.record["entropy"].append(float(mean_entropy(logits, logits)))

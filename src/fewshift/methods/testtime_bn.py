@@ -20,13 +20,13 @@ from fewshift.methods._streaming import BatchNormalised
 
 @dataclass(frozen=True)
 class TestTimeBN(Method):
-    """Batch statistics, alone or beside the source's as if those came from `prior` images.
+    """Batch statistics, alone or together with the source's as if those came from `prior` images.
 
     With prior = 0 (Nado) the biased variance of the batch is used, as in a training step. With prior = N > 0
-    (Schneider) mean and *variance* are weighted N : batch size, the batch's variance being the unbiased one.
+    (Schneider) mean and *variance* are weighted N : batch size, with the batch's unbiased variance.
     """
 
-    __test__ = False  # the name begins like a test's; it is none
+    __test__ = False  # pytest would take it for a test
 
     name: ClassVar[str] = "testtime-bn"
     paper: ClassVar[str] = "Nado et al., 2020; Schneider et al., NeurIPS 2020"
@@ -37,7 +37,7 @@ class TestTimeBN(Method):
     prior: float = 0.0
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
-        """A predictor that re-estimates statistics on every batch it is given."""
+        """A predictor that estimates statistics anew on every batch."""
         network = Network.of(network, target.some_images(self.name, "a stream of batches"))
         refuse_unadaptable(network)
         return Fitted(BatchNormalised(network, self._normal))
