@@ -20,8 +20,8 @@ import pytest
 
 from fewshift.lab.bench.page import run_page
 from fewshift.report import adaptation_page, demo_page
+from tests.helpers.pages import JUDGED, demonstration
 from tests.lab.bench.test_page import FEATURES, GRIDS, embedded, fill
-from tests.report.test_pages import JUDGED, demonstration
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE = 60  # seconds, on a machine that has other things to do

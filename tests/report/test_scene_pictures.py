@@ -35,7 +35,7 @@ from fewshift.report.scenes import (
     thumbnail,
     write_labels,
 )
-from tests.report.test_pages import EVIL, Page
+from tests.helpers.pages import EVIL, Page
 
 CLASSES = ("road", "<i>sky</i>", "car", "never")
 
