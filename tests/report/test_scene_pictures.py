@@ -39,7 +39,7 @@ from fewshift.report.scenes import (
     side_by_side,
     thumbnail,
 )
-from tests.report.test_pages import EVIL, Page
+from tests.helpers.pages import EVIL, Page
 
 CLASSES = ("road", "<i>sky</i>", "car", "never")
 

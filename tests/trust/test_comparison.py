@@ -23,7 +23,7 @@ from fewshift.trust.guard import Evidence
 from tests.cli.test_commands import network_options, place, run, small_network  # noqa: F401
 from tests.core.test_pixels import scenes, street
 from tests.helpers.networks import make_support, make_tiny, same_state, state
-from tests.report.test_pages import Page
+from tests.helpers.pages import Page
 
 SUPPORT = make_support(5)
 FAST = LCCS(classifier="evidence", grid=3, epochs=2)

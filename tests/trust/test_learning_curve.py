@@ -27,7 +27,7 @@ from fewshift.trust.learning_curve import Judged, checked_shots, rotated
 from tests.cli.test_commands import network_options, place, run, small_network  # noqa: F401
 from tests.core.test_pixels import mixed_sizes, scenes, street
 from tests.helpers.networks import make_support, make_tiny, same_state, state
-from tests.report.test_pages import Page
+from tests.helpers.pages import Page
 
 FAST = L2(epochs=2)
 SUPPORT = make_support(6)

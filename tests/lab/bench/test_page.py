@@ -18,7 +18,7 @@ from fewshift.lab.bench.features import FeatureCell, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.page import run_page
 from fewshift.lab.bench.record import Records
-from tests.report.test_pages import Page
+from tests.helpers.pages import Page
 
 HEAD = 'title = "{title}"\ndataset = "toy"\nsource = "net"\ntargets = ["north", "south"]\nseeds = [0, 1, 2]\n'
 LCCS = '\n[[rows]]\nmethod = "lccs"\nlabel = "LCCS"\nshots = {shots}\n'

@@ -35,9 +35,9 @@ from fewshift.report import figures
 from fewshift.report.tables import Listing, listing_latex, listing_markdown
 from fewshift.trust.guard import Verdict
 from tests.helpers.networks import make_tiny
+from tests.helpers.pages import Page
 from tests.lab.bench.test_bench import DOMAIN, tiny_workshop
 from tests.lab.bench.test_page import fill, invented
-from tests.report.test_pages import Page
 
 # --- flaws
 
