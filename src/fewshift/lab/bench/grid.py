@@ -10,7 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fewshift.core.labels import IMAGES, PIXELS
 from fewshift.core.method import Needs
+from fewshift.core.metrics import METRICS, metrics_of
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import OWN_SOURCE, Cell
 from fewshift.lab.bench.condition import Condition
@@ -18,16 +20,6 @@ from fewshift.lab.bench.flaws import FLAWS
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.methods.catalog import METHODS
 
-IMAGE_METRICS = (
-    "accuracy",
-    "macro_recall",
-    "macro_f1",
-    "macro_f1_fixed",
-    "macro_f1_with_support",
-    "calibration_error",
-)
-PIXEL_METRICS = ("mean_iou", "mean_iou_present", "accuracy", "macro_recall")
-METRICS = tuple(dict.fromkeys(IMAGE_METRICS + PIXEL_METRICS))
 MEASURES = ("score", "v", "adapt_seconds", "epoch_seconds")
 VALIDATIONS = ("cv",)
 ARROW, OF = "->", "/"
@@ -290,7 +282,7 @@ def _check(path: Path, grid: Grid) -> None:
             raise FewshiftError(f"{path} names no dataset for '{target}': add one, or write DATASET/DOMAIN")
     for place in grid.places:
         dataset = COLLECTIONS.get(place.dataset)
-        fitting = METRICS if dataset is None else PIXEL_METRICS if dataset.dense else IMAGE_METRICS
+        fitting = METRICS if dataset is None else metrics_of((PIXELS if dataset.dense else IMAGES).unit)
         if grid.metric and grid.metric not in fitting:
             raise FewshiftError(
                 f"{path} has metric = {grid.metric!r}, which {place.dataset} has no labels for: "

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fewshift.core.metrics import per_class_accuracy, per_class_iou
+from fewshift.core.labels import IMAGES, PIXELS, Labels
+from fewshift.core.metrics import METRICS
 from fewshift.lab.bench.features import FeatureGrid
 from fewshift.lab.bench.grid import Grid, Place
 from fewshift.lab.bench.record import Record
@@ -30,13 +31,6 @@ T = TypeVar("T")
 K = TypeVar("K")
 Group = Sequence[Outcome]
 
-BRIEF = {
-    "macro_recall": "class accuracy in %",
-    "macro_f1": "macro-F1 in %",
-    "macro_f1_fixed": "macro-F1 in %",
-    "macro_f1_with_support": "macro-F1 in %",
-    "calibration_error": "calibration error in %",
-}
 FEW_TARGETS = 4  # more lines over a hundred layers are a thicket
 LISTED_CLASSES = 40  # a longer table of classes is no longer read
 
@@ -361,8 +355,9 @@ def classes_of(grid: Grid, found: Group, key: str) -> list[Classes]:
         tallies = {name: _tally(group, place) for name, group in pairs if any(it.place == place for it in group)}
         results = [it.result for _, group in pairs for it in group if it.place == place]
         if tallies:
-            names, pixels = results[0]["classes"], "mean_iou" in results[0]
-            targets.append(_of_classes(place.label, tallies, names, f"{key}classes{number}", pixels=pixels))
+            labels = PIXELS if PIXELS.metric in results[0] else IMAGES
+            names = results[0]["classes"]
+            targets.append(_of_classes(place.label, tallies, names, f"{key}classes{number}", labels))
     if any(it.rows for it in targets) or not targets:
         return targets
     together = [picture for it in targets for picture in it.pictures]
@@ -391,15 +386,13 @@ def scenes_of(grid: Grid, found: Group, key: str) -> list[Scenery]:
     return figures_
 
 
-def _of_classes(
-    place: str, tallies: Mapping[str, Tensor], names: Sequence[str], key: str, *, pixels: bool = False
-) -> Classes:
+def _of_classes(place: str, tallies: Mapping[str, Tensor], names: Sequence[str], key: str, labels: Labels) -> Classes:
     shares = {method: tally / tally.sum(1, keepdim=True) for method, tally in tallies.items()}
     pictures = []
     for number, (method, share) in enumerate(shares.items()):
         images = int(tallies[method].sum())
         right = 100 * float(tallies[method].diagonal().sum()) / images
-        facts = f"{right:.1f}% of {words.counted(images, 'pixel' if pixels else 'answer')} right"
+        facts = f"{right:.1f}% of {words.counted(images, 'pixel' if labels is PIXELS else 'answer')} right"
         svg = figures.confusion(
             share.tolist(), names, key=f"{key}-{number}", alt=f"Confusion matrix of {method} on {place}: {facts}."
         )
@@ -407,11 +400,12 @@ def _of_classes(
         if len(names) > figures.MANY_CLASSES:
             caption += f" The darker the more; below {50 / figures.SHADES:g}% nothing is drawn."
         pictures.append(Picture(svg, caption))
-    score, measure = (per_class_iou, "IoU") if pixels else (per_class_accuracy, "accuracy")
-    scores = [score(tally).tolist() for tally in tallies.values()]
+    per_class = METRICS[labels.metric].per_class
+    assert per_class is not None
+    scores = [per_class.of(tally).tolist() for tally in tallies.values()]
     rows = [(name, [None if math.isnan(it[at]) else 100 * it[at] for it in scores]) for at, name in enumerate(names)]
     compared = len(shares) == 2 and len(rows) <= LISTED_CLASSES
-    return Classes(place, list(shares), rows if compared else [], pictures, measure)
+    return Classes(place, list(shares), rows if compared else [], pictures, per_class.title)
 
 
 def _tally(group: Group, place: Place) -> Tensor:
@@ -511,21 +505,19 @@ def _base(it: Outcome) -> str:
 def _best_group(grid: Grid, groups: Iterable[Group]) -> Group:
     """The one on most targets, and among these with the best score; the first if there are several."""
 
+    metric = metric_of(grid)
+    sign = 1 if metric.higher_is_better else -1
+
     def rank(group: Group) -> tuple[int, float]:
-        scores = [it.result[_score_name(grid)] for it in group if _score_name(grid) in it.result]
+        scores = [sign * outcome.result[metric.name] for outcome in group if metric.name in outcome.result]
         return len({it.place for it in group}), statistics.fmean(scores) if scores else -math.inf
 
     return max(groups, key=rank, default=[])
 
 
-def _score_name(grid: Grid) -> str:
-    metric = metric_of(grid)
-    return "accuracy" if metric == "calibration_error" else metric
-
-
 def _brief(grid: Grid) -> str:
     """What the numbers are, for a narrow place."""
-    return BRIEF.get(metric_of(grid), what(grid)) if grid.measure == "score" else what(grid)
+    return f"{metric_of(grid).brief} in %" if grid.measure == "score" else what(grid)
 
 
 def _counted(values: Iterable[float]) -> dict[float, int]:

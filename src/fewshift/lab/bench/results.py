@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from fewshift.core.labels import IMAGES
+from fewshift.core.metrics import METRICS, Metric
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.grid import Grid, Place, Row
@@ -15,16 +17,6 @@ from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.report.tables import Entry, Line, Table
 
 RULE = "Settings are fixed per method; none was chosen on test labels."
-NAMES = {
-    "accuracy": "accuracy",
-    "macro_recall": "mean accuracy of the classes",
-    "macro_f1": "macro-F1 over the classes that occur",
-    "macro_f1_fixed": "macro-F1 over the classes there were before the support was taken out",
-    "macro_f1_with_support": "macro-F1 with the support counted in",
-    "mean_iou": "mean IoU",
-    "mean_iou_present": "mean IoU of the classes that occur",
-    "calibration_error": "expected calibration error",
-}
 
 
 @dataclass(frozen=True)
@@ -38,10 +30,10 @@ class Outcome:
     value: float  # what the grid measures; scores in percent
 
 
-def metric_of(grid: Grid) -> str:
+def metric_of(grid: Grid) -> Metric:
     """The grid's metric, or that of its data set."""
     known = COLLECTIONS.get(grid.places[0].dataset)
-    return grid.metric or (known.metric if known else "accuracy")
+    return METRICS[grid.metric or (known.metric if known else IMAGES.metric)]
 
 
 def outcomes(grid: Grid, records: Mapping[str, Record]) -> list[Outcome]:
@@ -82,7 +74,7 @@ def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
         RULE,
         tuple(it.label for it in grid.places),
         tuple(lines),
-        ranked=grid.measure == "score" and metric_of(grid) != "calibration_error",
+        ranked=grid.measure == "score" and metric_of(grid).higher_is_better,
         digits=1 if grid.measure == "score" else 2,
     )
 
@@ -94,7 +86,7 @@ def what(grid: Grid) -> str:
         "adapt_seconds": "seconds of adaptation",
         "epoch_seconds": "seconds of an epoch",
     }
-    return words.get(grid.measure) or f"{NAMES[metric_of(grid)]} in %"
+    return words.get(grid.measure) or f"{metric_of(grid).title} in %"
 
 
 def _entries(grid: Grid, row: Row) -> list[tuple[Place, int | None, Condition]]:
@@ -116,7 +108,7 @@ def _finished(
 def _measured(grid: Grid, result: Mapping[str, Any]) -> float | None:
     """The number that the grid asks for; None where this method has none."""
     if grid.measure == "score":
-        score = result.get(metric_of(grid))
+        score = result.get(metric_of(grid).name)
         return None if score is None else 100 * score
     if grid.measure == "adapt_seconds":
         return float(result["seconds"]["adapt"])

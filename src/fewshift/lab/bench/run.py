@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.api import Adaptation, adapt
-from fewshift.core import metrics
+from fewshift.core.labels import IMAGES
 from fewshift.core.method import Method, Needs
+from fewshift.core.metrics import Predicted, scores
 from fewshift.core.network import channels_last, like, logits_of
 from fewshift.core.support import Support, Target, Unlabelled, draw_support, others
 from fewshift.errors import FewshiftError
@@ -136,11 +137,12 @@ def run(cell: Cell, workshop: Workshop) -> dict[str, Any]:
         probabilities = answers.probabilities[order]
 
     truth = labels[test[order]]
-    counts = metrics.tally(truth, probabilities.argmax(1), classes)
+    counts = IMAGES.tally(truth, probabilities.argmax(1), classes)
+    support = answers.support_probabilities
+    support_tally = None if support is None else IMAGES.tally(labels[left_out], support.argmax(1), classes)
+    predicted = Predicted(counts, probabilities, truth, labels.unique(), support_tally)
     return {
-        **_scores(counts),
-        **_f1_beside(counts, answers.support_probabilities, labels, left_out),
-        "calibration_error": metrics.calibration_error(probabilities, truth),
+        **scores(predicted, IMAGES.unit),
         "tally": counts.tolist(),
         "classes": list(domain.classes),
         "support": drawn.tolist(),
@@ -306,23 +308,6 @@ class _Lazy:
 
     def __getitem__(self, index: int) -> Tensor:
         return self.domain.images(self.indices[index : index + 1])[0]
-
-
-def _scores(counts: Tensor) -> dict[str, float]:
-    return {
-        "accuracy": metrics.accuracy(counts),
-        "macro_recall": metrics.macro_recall(counts),
-        "macro_f1": metrics.macro_f1(counts),
-    }
-
-
-def _f1_beside(counts: Tensor, answers: Tensor | None, labels: Tensor, left_out: Tensor) -> dict[str, float]:
-    """Macro-F1 over the classes there were before the support was taken out, and with the support counted in."""
-    found = {"macro_f1_fixed": metrics.macro_f1(counts, labels.unique())}
-    if answers is not None:
-        both = counts + metrics.tally(labels[left_out], answers.argmax(1), len(counts))
-        found["macro_f1_with_support"] = metrics.macro_f1(both)
-    return found
 
 
 def _small(notes: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fewshift.core import metrics
+from fewshift.core.labels import PIXELS
 from fewshift.core.losses import at_labels
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import channels_last, like, logits_of
@@ -90,17 +91,14 @@ def run_scenes(cell: Cell, method: Method, network: nn.Module, scenery: Scenery)
     kept = set(_spread(judged.tolist(), PICTURES))
     pictures: dict[int, dict[str, str]] = {}
     for index, truth, answer in _answers(predictor, scenery.test, batches):
-        counts += metrics.pixel_tally(truth, answer, classes)
+        counts += PIXELS.tally(truth, answer, classes)
         scores[index] = image_iou(truth, answer, classes)
         if index in kept:
             pictures[index] = _pictures(scenery.test, index, truth, answer, whole=method.needs is Needs.NOTHING)
     ended = time.perf_counter()
     per_class = metrics.per_class_iou(counts).tolist()
     return {
-        "mean_iou": metrics.mean_iou(counts),
-        "mean_iou_present": metrics.mean_iou(counts, present_only=True),
-        "accuracy": metrics.accuracy(counts),
-        "macro_recall": metrics.macro_recall(counts),
+        **metrics.scores(metrics.Predicted(counts), PIXELS.unit),
         "per_class_iou": [None if math.isnan(it) else round(it, 6) for it in per_class],
         "tally": counts.tolist(),
         "classes": list(scenery.classes),
