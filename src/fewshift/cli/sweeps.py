@@ -42,9 +42,9 @@ def bench(
     """Run the cells of grids that have no result yet; call it again to go on where it stopped."""
     one_thread()
     from fewshift.lab.bench.features import grid_file, load_grid
+    from fewshift.lab.bench.materials import open_materials
     from fewshift.lab.bench.record import Records
     from fewshift.lab.bench.sweep import missing, sweep
-    from fewshift.lab.bench.workshop import open_workshop
 
     grids = [grid_file(name) for name in names]
     plans = [load_grid(grid) for grid in grids]
@@ -70,7 +70,7 @@ def bench(
         arguments = (_absolute(data_root), _absolute(weights))
         bar("cells", 0, left, "0 failed")
         try:
-            sweep(cells, folder, open_workshop, arguments, workers=workers, tell=hear, engine=engine, address=address)
+            sweep(cells, folder, open_materials, arguments, workers=workers, tell=hear, engine=engine, address=address)
         except KeyboardInterrupt:
             typer.echo(f"stopped after {done} of {left} cells: call it again to go on", err=True)
             raise
@@ -263,7 +263,7 @@ def _check_plans(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> 
         if names.count(name) > 1:
             raise FewshiftError(f"two grids are called {name}, and a run keeps one of a name: rename one")
     for file, plan in zip(files, plans, strict=True):
-        places = plan.places if isinstance(plan, Grid) else ()
+        places = plan.columns if isinstance(plan, Grid) else ()
         for place in places:
             known = find_collection(place.dataset)
             for part in place.target.split("+"):

@@ -8,7 +8,7 @@ from fewshift.lab.bench.page import run_page
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.results import table_of
 from fewshift.lab.bench.sweep import sweep
-from tests.lab.bench.test_bench import tiny_workshop
+from tests.lab.bench.test_bench import tiny_materials
 from tests.report.test_pages import Page
 
 GRID = """
@@ -32,7 +32,7 @@ def test_a_new_metric_is_one_row_and_reaches_records_tables_and_figures(tmp_path
     (tmp_path / "toy.toml").write_text(GRID)
     records.keep_grid(tmp_path / "toy.toml")
     grid = Grid.load(tmp_path / "toy.toml")
-    sweep(grid.cells(), tmp_path, tiny_workshop, (), workers=1, tell=lambda _: None)
+    sweep(grid.cells(), tmp_path, tiny_materials, (), workers=1, tell=lambda _: None)
 
     results = [record["result"] for record in records.read().values()]
     assert len(results) == 6

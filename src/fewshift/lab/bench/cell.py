@@ -20,7 +20,7 @@ class Cell:
     """A method with its settings, on a target domain, with k shots drawn by a seed, under a streaming condition.
 
     `largest_support` is the k of the support whose images are left out of the evaluation, so that all rows of a table
-    share one test set; `max_test` caps that set, drawn with a fixed seed. A `flaw` spoils the support (see `flaws`).
+    share one test set; `max_test` caps that set, drawn with a fixed seed. A `damage` spoils the support (see `damage`).
     `validate` judges the adaptation as `adapt` does: what is rejected is answered by the source network.
     """
 
@@ -34,7 +34,7 @@ class Cell:
     condition: Condition = field(default_factory=Condition)
     largest_support: int = 10
     max_test: int | None = None
-    flaw: str | None = None
+    damage: str | None = None
     validate: str | None = None
 
     @property

@@ -22,7 +22,8 @@ from fewshift.core.support import draw_support
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import Cell, hashed
 from fewshift.lab.bench.grid import Grid, check_known, read_toml
-from fewshift.lab.bench.run import Images, Workshop, versions
+from fewshift.lab.bench.materials import Images, Materials
+from fewshift.lab.bench.run import versions
 
 STATISTICS = ("source", "batch")
 MIXES = ("as found", "balanced")
@@ -118,14 +119,14 @@ def load_grid(path: str | Path) -> Grid | FeatureGrid:
     return FeatureGrid.load(path) if "comparisons" in read_toml(Path(path)) else Grid.load(path)
 
 
-def embed(cell: FeatureCell, workshop: Workshop) -> dict[str, Any]:
+def embed(cell: FeatureCell, materials: Materials) -> dict[str, Any]:
     """t-SNE of both samples' features together, before and after the layer standardises them; and their gap."""
     from sklearn.manifold import TSNE
 
     began = time.perf_counter()
     samples = cell.first, cell.second
-    homes = [workshop.domain(Cell(cell.dataset, cell.source, it.domain, "source")) for it in samples]
-    network = workshop.network(Cell(cell.dataset, cell.source, cell.first.domain, "source"))
+    homes = [materials.domain(Cell(cell.dataset, cell.source, it.domain, "source")) for it in samples]
+    network = materials.network(Cell(cell.dataset, cell.source, cell.first.domain, "source"))
     chosen = _drawn(cell, homes)
     view = Network.of(network, homes[0].images(chosen[0][:2]))
     layer = _layer(view, cell.layer)
