@@ -86,7 +86,7 @@ def bench(
         typer.echo(f"failed: {sentence}" + (f" ({times} cells)" if times > 1 else ""), err=True)
     if still > len(errors):
         typer.echo(f"{still - len(errors)} cells have no result: another process has them, or had them", err=True)
-    _tell_damage(records)
+    _tell_unreadable(records)
     if still:
         raise typer.Exit(1)
 
@@ -120,7 +120,7 @@ def report(
     texts |= {"judged": _trial_texts("All grids", together)} if together else {}
     _write(run, texts)
     counts = {name: _counts(plan.cells(), found) for name, plan in plans.items()}
-    _tell_damage(records)
+    _tell_unreadable(records)
     if as_json:
         written = {name: tables.plain(table) for name, table in finished.items()}
         told = {"judged": {name: trust.plain(them) for name, them in judged.items()}} if judged else {}
@@ -316,9 +316,9 @@ def _print_gaps(plan: FeatureGrid, records: Mapping[str, Any]) -> None:
     print_table(f"{plan.title}: distance within a class, in spreads", ["comparison", "before", "after"], rows)
 
 
-def _tell_damage(records: Records) -> None:
-    if records.damaged:
-        typer.echo(f"{records.file} has {records.damaged} lines that are no records: they are passed over", err=True)
+def _tell_unreadable(records: Records) -> None:
+    if records.unreadable:
+        typer.echo(f"{records.file} has {records.unreadable} lines that are no records: they are passed over", err=True)
 
 
 def _print_found(title: str, found: list[dict[str, Any]], as_json: bool) -> None:

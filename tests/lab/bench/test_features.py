@@ -11,7 +11,8 @@ from torch import nn
 
 from fewshift import FewshiftError
 from fewshift.core.network import Network
-from fewshift.lab.bench.features import FeatureCell, FeatureGrid, Sample, _drawn, _features, embed, gap, load_grid
+from fewshift.lab.bench.cell import FeatureCell, Sample
+from fewshift.lab.bench.features import FeatureGrid, _drawn, _features, embed, gap, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.sweep import sweep
 from tests.helpers.networks import make_tiny

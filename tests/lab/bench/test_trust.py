@@ -17,7 +17,7 @@ from fewshift import FewshiftError, adapt
 from fewshift.core.support import Support, draw_support
 from fewshift.images.preprocess import Preprocess
 from fewshift.lab.bench import materials, trust
-from fewshift.lab.bench.cell import OWN_SOURCE, Cell, hashed
+from fewshift.lab.bench.cell import OWN_SOURCE, Cell
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.damage import DAMAGES, damaged
 from fewshift.lab.bench.features import GRIDS
@@ -94,16 +94,6 @@ def test_a_damage_that_does_not_exist_is_named():
 
 FAST = {"epochs": 1, "grid": 2, "classifier": "evidence", "classifier_epochs": 1}
 CELL = Cell("toy", "tiny", "place", "lccs", FAST, shots=5, largest_support=5, validate="cv")
-
-
-def test_what_is_not_asked_for_leaves_no_trace_in_a_key():
-    plain = replace(CELL, validate=None)
-    old = {key: value for key, value in plain.to_json().items() if key not in ("damage", "validate")}
-    assert plain.key == hashed(old)
-    assert Cell.from_json(old).key == plain.key
-    keys = {plain.key, CELL.key, replace(CELL, damage="two classes").key, replace(plain, damage="two classes").key}
-    assert len(keys) == 4
-    assert Cell.from_json(CELL.to_json()).key == CELL.key
 
 
 def accuracy(model: torch.nn.Module, cell: Cell = CELL) -> float:

@@ -14,7 +14,7 @@ from fewshift.core.labels import IMAGES, PIXELS
 from fewshift.core.method import Needs
 from fewshift.core.metrics import METRICS, metrics_of
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.cell import OWN_SOURCE, Cell
+from fewshift.lab.bench.cell import OWN_SOURCE, Cell, current_names, current_settings
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.damage import DAMAGES
 from fewshift.lab.datasets.catalog import COLLECTIONS
@@ -235,6 +235,7 @@ def check_known(path: Path, where: str, data: Mapping[str, Any], kind: type) -> 
 
 
 def _row(path: Path, data: dict[str, Any]) -> GridRow:
+    data = current_names(data)
     check_known(path, "a row", data, GridRow)
     for name, kind in ROW_KINDS.items():
         if name in data:
@@ -247,6 +248,8 @@ def _row(path: Path, data: dict[str, Any]) -> GridRow:
             if name in condition:
                 kind.check(path, name, condition[name])
     values = dict(data)
+    if "settings" in values:
+        values["settings"] = current_settings(values["method"], values["settings"])
     if "conditions" in values:
         try:
             values["conditions"] = tuple(Condition(**condition) for condition in values["conditions"])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.features import Experiment
+from fewshift.lab.bench.cell import Experiment
 from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.record import Record, Records
 from fewshift.lab.bench.sweep import Group, Listener, Make, missing, record_of, work_through

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fewshift.errors import FewshiftError
+from fewshift.lab.bench.cell import Experiment, FeatureCell
 from fewshift.lab.bench.classes import classes_of, scenes_of
-from fewshift.lab.bench.features import Experiment, FeatureCell, FeatureGrid, load_grid
+from fewshift.lab.bench.features import FeatureGrid, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.groups import grouped
 from fewshift.lab.bench.pictures import clouds, pictures_of

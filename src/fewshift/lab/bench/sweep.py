@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import torch
 
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.features import Experiment, FeatureCell, embed
+from fewshift.lab.bench.cell import Experiment, FeatureCell
+from fewshift.lab.bench.features import embed
 from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.record import Record, Records
 from fewshift.lab.bench.run import run
