@@ -11,9 +11,9 @@ import fewshift
 from core import fastest, show
 from fewshift.core.support import draw_support
 from fewshift.lab.bench.cell import Cell
+from fewshift.lab.bench.materials import open_materials
 from fewshift.lab.bench.run import AT_ONCE, split
 from fewshift.lab.bench.sweep import sweep
-from fewshift.lab.bench.workshop import open_workshop
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.copies import load_domain
 
@@ -23,7 +23,7 @@ CELLS = [Cell("digits", "mnist", "uci", "lccs", {"epochs": 5}, shots=5, seed=see
 def harness() -> None:
     """Networks and images from where they lie, results into records."""
     with tempfile.TemporaryDirectory() as folder:
-        sweep(CELLS, folder, open_workshop, (None, None), workers=1, tell=lambda record: None)
+        sweep(CELLS, folder, open_materials, (None, None), workers=1, tell=lambda record: None)
 
 
 def by_hand() -> None:

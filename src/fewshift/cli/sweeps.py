@@ -42,9 +42,9 @@ def bench(
     """Run the cells of grids that have no result yet; call it again to go on where it stopped."""
     one_thread()
     from fewshift.lab.bench.features import grid_file, load_grid
+    from fewshift.lab.bench.materials import open_materials
     from fewshift.lab.bench.record import Records
     from fewshift.lab.bench.sweep import missing, sweep
-    from fewshift.lab.bench.workshop import open_workshop
 
     grids = [grid_file(name) for name in names]
     plans = [load_grid(grid) for grid in grids]
@@ -70,7 +70,7 @@ def bench(
         arguments = (_absolute(data_root), _absolute(weights))
         bar("cells", 0, left, "0 failed")
         try:
-            sweep(cells, folder, open_workshop, arguments, workers=workers, tell=hear, engine=engine, address=address)
+            sweep(cells, folder, open_materials, arguments, workers=workers, tell=hear, engine=engine, address=address)
         except KeyboardInterrupt:
             typer.echo(f"stopped after {done} of {left} cells: call it again to go on", err=True)
             raise
@@ -86,7 +86,7 @@ def bench(
         typer.echo(f"failed: {sentence}" + (f" ({times} cells)" if times > 1 else ""), err=True)
     if still > len(errors):
         typer.echo(f"{still - len(errors)} cells have no result: another process has them, or had them", err=True)
-    _tell_damage(records)
+    _tell_unreadable(records)
     if still:
         raise typer.Exit(1)
 
@@ -120,7 +120,7 @@ def report(
     texts |= {"judged": _trial_texts("All grids", together)} if together else {}
     _write(run, texts)
     counts = {name: _counts(plan.cells(), found) for name, plan in plans.items()}
-    _tell_damage(records)
+    _tell_unreadable(records)
     if as_json:
         written = {name: tables.plain(table) for name, table in finished.items()}
         told = {"judged": {name: trust.plain(them) for name, them in judged.items()}} if judged else {}
@@ -263,7 +263,7 @@ def _check_plans(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> 
         if names.count(name) > 1:
             raise FewshiftError(f"two grids are called {name}, and a run keeps one of a name: rename one")
     for file, plan in zip(files, plans, strict=True):
-        places = plan.places if isinstance(plan, Grid) else ()
+        places = plan.columns if isinstance(plan, Grid) else ()
         for place in places:
             known = find_collection(place.dataset)
             for part in place.target.split("+"):
@@ -316,9 +316,9 @@ def _print_gaps(plan: FeatureGrid, records: Mapping[str, Any]) -> None:
     print_table(f"{plan.title}: distance within a class, in spreads", ["comparison", "before", "after"], rows)
 
 
-def _tell_damage(records: Records) -> None:
-    if records.damaged:
-        typer.echo(f"{records.file} has {records.damaged} lines that are no records: they are passed over", err=True)
+def _tell_unreadable(records: Records) -> None:
+    if records.unreadable:
+        typer.echo(f"{records.file} has {records.unreadable} lines that are no records: they are passed over", err=True)
 
 
 def _print_found(title: str, found: list[dict[str, Any]], as_json: bool) -> None:

@@ -1,9 +1,14 @@
 """Metrics: pure functions of a tally, the confusion matrix with true classes as rows and predicted ones as columns.
 
-Scores are float64, whatever the images were: 621 of 1,000 is 0.621.
+Scores are float64, whatever the images were: 621 of 1,000 is 0.621. `METRICS` is the one list of them; a new metric is
+one row.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,3 +87,130 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part.double() / whole.clamp(min=1), torch.nan)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a metric may look at; only the tally is always there."""
+
+    tally: Tensor
+    probabilities: Tensor | None = None  # (n, classes)
+    labels: Tensor | None = None  # (n,), of the same images
+    domain_classes: Tensor | None = None  # the classes that occur before the support is taken out
+    support_tally: Tensor | None = None  # of the images that are left out for the support's sake
+
+
+class PerClass(NamedTuple):
+    """A score for each class."""
+
+    title: str
+    of: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score from 0 to 1. `of` returns None where the metric cannot be computed."""
+
+    name: str
+    title: str
+    of: Callable[[Predicted], float | None]
+    short_title: str = ""
+    higher_is_better: bool = True
+    units: tuple[str, ...] = ("image", "pixel")  # what the labels that it needs belong to
+    per_class: PerClass | None = None
+
+    @property
+    def brief(self) -> str:
+        """The title where space is narrow."""
+        return self.short_title or self.title
+
+
+def _with_support(predicted: Predicted) -> float | None:
+    if predicted.support_tally is None:
+        return None
+    return macro_f1(predicted.tally + predicted.support_tally)
+
+
+def _calibration(predicted: Predicted) -> float | None:
+    if predicted.probabilities is None or predicted.labels is None:
+        return None
+    return calibration_error(predicted.probabilities, predicted.labels)
+
+
+def _fixed_f1(predicted: Predicted) -> float | None:
+    return None if predicted.domain_classes is None else macro_f1(predicted.tally, predicted.domain_classes)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "accuracy",
+            "accuracy",
+            lambda predicted: accuracy(predicted.tally),
+            per_class=PerClass("accuracy", per_class_accuracy),
+        ),
+        Metric(
+            "macro_recall",
+            "mean accuracy of the classes",
+            lambda predicted: macro_recall(predicted.tally),
+            short_title="class accuracy",
+            per_class=PerClass("accuracy", per_class_accuracy),
+        ),
+        Metric(
+            "macro_f1",
+            "macro-F1 over the classes that occur",
+            lambda predicted: macro_f1(predicted.tally),
+            short_title="macro-F1",
+            units=("image",),
+            per_class=PerClass("F1", per_class_f1),
+        ),
+        Metric(
+            "macro_f1_fixed",
+            "macro-F1 over the classes there were before the support was taken out",
+            _fixed_f1,
+            short_title="macro-F1",
+            units=("image",),
+        ),
+        Metric(
+            "macro_f1_with_support",
+            "macro-F1 with the support counted in",
+            _with_support,
+            short_title="macro-F1",
+            units=("image",),
+        ),
+        Metric(
+            "mean_iou",
+            "mean IoU",
+            lambda predicted: mean_iou(predicted.tally),
+            units=("pixel",),
+            per_class=PerClass("IoU", per_class_iou),
+        ),
+        Metric(
+            "mean_iou_present",
+            "mean IoU of the classes that occur",
+            lambda predicted: mean_iou(predicted.tally, present_only=True),
+            units=("pixel",),
+            per_class=PerClass("IoU", per_class_iou),
+        ),
+        Metric(
+            "calibration_error",
+            "expected calibration error",
+            _calibration,
+            short_title="calibration error",
+            higher_is_better=False,
+            units=("image",),
+        ),
+    )
+}
+
+
+def metrics_of(unit: str) -> dict[str, Metric]:
+    """The metrics that labels of each `unit` ("image" or "pixel") allow."""
+    return {name: metric for name, metric in METRICS.items() if unit in metric.units}
+
+
+def scores(predicted: Predicted, unit: str) -> dict[str, float]:
+    """Every metric that can be computed, by its name."""
+    values = {name: metric.of(predicted) for name, metric in metrics_of(unit).items()}
+    return {name: value for name, value in values.items() if value is not None}

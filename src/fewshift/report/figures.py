@@ -193,7 +193,7 @@ def chosen(counts: Mapping[str, Mapping[float, int]], *, key: str, alt: str) -> 
     return _drawn(paint, key, alt, height=0.6 + 0.75 * len(counts), panels=len(counts))
 
 
-class Panel(NamedTuple):
+class BlendPanel(NamedTuple):
     """A quantity over v, values for every draw, and how often each v was chosen by it."""
 
     label: str
@@ -201,7 +201,7 @@ class Panel(NamedTuple):
     chosen: Mapping[float, int]
 
 
-def over_v(panels: Sequence[Panel], *, key: str, alt: str) -> str:
+def over_v(panels: Sequence[BlendPanel], *, key: str, alt: str) -> str:
     """Quantities one above the other over the blend v, mean ± standard deviation; large marks: what was chosen."""
 
     def paint(*all_axes: Any) -> None:

@@ -143,7 +143,7 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Scenery:
+class SceneFigure:
     """Scenes side by side, as they stand in a page, and what they have in common."""
 
     title: str
@@ -164,7 +164,7 @@ class Section:
     seeds: int = 1
     pictures: Sequence[Picture] = ()
     classes: Sequence[Classes] = ()
-    scenes: Sequence[Scenery] = ()
+    scenes: Sequence[SceneFigure] = ()
 
     @property
     def failed(self) -> int:

@@ -24,8 +24,9 @@ from fewshift.core.support import Support, Target, draw_support
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.record import Records
-from fewshift.lab.bench.run import Workshop, run, split
+from fewshift.lab.bench.run import run, split
 from fewshift.lab.bench.sweep import missing, sweep
 from fewshift.methods.lccs import LCCS
 from tests.helpers.networks import make_support, make_tiny
@@ -51,18 +52,18 @@ class Held:
 DOMAIN = Held(make_support(30).images, make_support(30).labels)
 
 
-def tiny_workshop(pause: float = 0.0) -> Workshop:
+def tiny_materials(pause: float = 0.0) -> Materials:
     def network(cell: Cell):
         time.sleep(pause)
         if cell.source == "broken":
             raise RuntimeError("no such network")
         return make_tiny()
 
-    return Workshop(network, lambda cell: DOMAIN)
+    return Materials(network, lambda cell: DOMAIN)
 
 
-class Trapped(Workshop):
-    """A workshop with two perils, which cells meet by their batch size."""
+class Trapped(Materials):
+    """A materials with two perils, which cells meet by their batch size."""
 
     def __init__(self, trap: str) -> None:
         super().__init__(lambda cell: make_tiny(), lambda cell: DOMAIN)
@@ -103,7 +104,7 @@ CELL = Cell("toy", "tiny", "place", "lccs", {"epochs": 2, "grid": 3}, shots=5, l
 
 
 def test_a_result_is_what_doing_it_by_hand_gives():
-    result = run(CELL, tiny_workshop())
+    result = run(CELL, tiny_materials())
     drawn = draw_support(DOMAIN.labels, 5, 0)
     support = Support(DOMAIN.pictures[drawn], DOMAIN.labels[drawn])
     predictor = LCCS(epochs=2, grid=3).adapt(make_tiny(), Target(support), 0)
@@ -132,7 +133,7 @@ def test_every_kind_of_method_runs_in_a_cell(method):
     settings = {"epochs": 1} if method in ("shot", "late-fusion") else {}
     shots = 1 if method == "late-fusion" else None
     cell = replace(CELL, method=method, settings=settings, shots=shots, condition=Condition("sequential", 10, 8))
-    result = run(cell, tiny_workshop())
+    result = run(cell, tiny_materials())
     assert 0 <= result["accuracy"] <= 1
     assert result["realised_counts"][0] > result["realised_counts"][2]
 
@@ -197,7 +198,7 @@ def test_a_grid_is_every_row_on_every_target_with_every_seed(tmp_path):
         ('targets = ["a", "b"]', "targets = []", "a list of different domains"),
         ("batch_size = 8", 'batch_size = "8"', "a whole number from 1"),
         ("alpha = 10", "alpha = inf", "a number from 1"),
-        ("alpha = 10", "alpha = 0.5", "g.toml has a condition that cannot be: alpha=0.5"),
+        ("alpha = 10", "alpha = 0.5", "g.toml.*alpha=0.5"),
         ("paper = { a = 70.0 }", 'paper = { a = "x" }', "values by target"),
         ("paper = { a = 70.0 }", "paper = { c = 70.0 }", "'c', which is no target"),
         ('title = "Toy"', "title = 5", "a word"),
@@ -218,13 +219,13 @@ CELLS = [replace(CELL, seed=seed) for seed in range(4)]
 def test_a_sweep_runs_what_is_missing_and_goes_on_when_one_fails(tmp_path, workers):
     heard = []
     cells = [*CELLS, replace(CELL, source="broken")]
-    sweep(cells, tmp_path, tiny_workshop, (), workers=workers, tell=heard.append)
+    sweep(cells, tmp_path, tiny_materials, (), workers=workers, tell=heard.append)
     records = Records(tmp_path).read()
     assert len(records) == len(heard) == 5
     assert records[cells[-1].key]["error"] == "RuntimeError: no such network"
     assert all("result" in records[cell.key] for cell in CELLS)
     heard.clear()
-    sweep(cells, tmp_path, tiny_workshop, (), workers=1, tell=heard.append)
+    sweep(cells, tmp_path, tiny_materials, (), workers=1, tell=heard.append)
     assert [record["key"] for record in heard] == [cells[-1].key]  # only the failed one again
 
 
@@ -247,22 +248,22 @@ def test_a_worker_that_dies_is_replaced_and_a_cell_in_which_three_die_has_failed
     assert all("result" in records[cell.key] for cell in cells if cell != deadly)
 
 
-def no_workshop() -> Workshop:
-    raise FewshiftError("there is no workshop: build one")
+def no_materials() -> Materials:
+    raise FewshiftError("there is no materials: build one")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_workshop_that_cannot_be_opened_ends_the_sweep(tmp_path, workers):
+def test_materials_that_cannot_be_opened_ends_the_sweep(tmp_path, workers):
     with pytest.raises(FewshiftError, match="build one"):
-        sweep(CELLS, tmp_path, no_workshop, (), workers=workers, tell=print)
+        sweep(CELLS, tmp_path, no_materials, (), workers=workers, tell=print)
     assert not Records(tmp_path).read()
 
 
 def test_an_engine_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FewshiftError, match="choose local or ray"):
-        sweep(CELLS, tmp_path, tiny_workshop, (), workers=1, tell=print, engine="steam")
+        sweep(CELLS, tmp_path, tiny_materials, (), workers=1, tell=print, engine="steam")
     with pytest.raises(FewshiftError, match="choose the engine ray"):
-        sweep(CELLS, tmp_path, tiny_workshop, (), workers=1, tell=print, address="auto")
+        sweep(CELLS, tmp_path, tiny_materials, (), workers=1, tell=print, address="auto")
 
 
 TRAPPING = """
@@ -318,8 +319,9 @@ def test_a_cell_named_twice_is_run_once(tmp_path):
 SWEEPING = """
 import sys
 from fewshift.lab.bench.sweep import sweep
-from tests.lab.bench.test_bench import CELLS, tiny_workshop
-sweep(CELLS, sys.argv[1], tiny_workshop, (float(sys.argv[2]),), workers=1, tell=lambda record: print("one", flush=True))
+from tests.lab.bench.test_bench import CELLS, tiny_materials
+tell = lambda record: print("one", flush=True)
+sweep(CELLS, sys.argv[1], tiny_materials, (float(sys.argv[2]),), workers=1, tell=tell)
 """
 
 
@@ -336,7 +338,7 @@ def test_a_kill_loses_at_most_the_running_cell(tmp_path):
     done = len(Records(tmp_path).read())
     assert done >= 1
     heard = []
-    sweep(CELLS, tmp_path, tiny_workshop, (), workers=1, tell=heard.append)
+    sweep(CELLS, tmp_path, tiny_materials, (), workers=1, tell=heard.append)
     assert len(heard) == 4 - done
     assert len(Records(tmp_path).read()) == 4
 
@@ -350,10 +352,10 @@ def test_two_processes_on_one_folder_share_the_work(tmp_path):
 
 def test_networks_and_domains_are_loaded_once():
     loads = []
-    workshop = Workshop(
+    materials = Materials(
         lambda cell: loads.append("network") or make_tiny(), lambda cell: loads.append("domain") or DOMAIN
     )
     for cell in CELLS:
-        run(replace(cell, method="source", settings={}), workshop)
+        run(replace(cell, method="source", settings={}), materials)
     assert sorted(loads) == ["domain", "network"]
     assert torch.is_tensor(DOMAIN.labels)

@@ -11,11 +11,12 @@ from torch import nn
 
 from fewshift import FewshiftError
 from fewshift.core.network import Network
-from fewshift.lab.bench.features import FeatureCell, FeatureGrid, Sample, _drawn, _features, embed, gap, load_grid
+from fewshift.lab.bench.cell import FeatureCell, Sample
+from fewshift.lab.bench.features import FeatureGrid, _drawn, _features, embed, gap, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.sweep import sweep
 from tests.helpers.networks import make_tiny
-from tests.lab.bench.test_bench import DOMAIN, tiny_workshop
+from tests.lab.bench.test_bench import DOMAIN, tiny_materials
 
 CELL = FeatureCell("toy", "tiny", "two", Sample("here"), Sample("here", "batch", "balanced"), images=30, batch_size=8)
 
@@ -68,15 +69,15 @@ def test_the_gap_is_the_distance_within_classes_in_units_of_their_spread():
 
 def test_a_comparison_is_a_record_like_any_other(tmp_path):
     heard = []
-    sweep([CELL], tmp_path, tiny_workshop, (), workers=1, tell=heard.append)
+    sweep([CELL], tmp_path, tiny_materials, (), workers=1, tell=heard.append)
     result = heard[0]["result"]
     assert [len(it) for it in result["before"]] == [len(it) for it in result["labels"]] == [30, 30]
     assert json.loads(json.dumps(result)) == result
     assert heard[0]["key"] == CELL.key != replace(CELL, seed=1).key
     heard.clear()
-    sweep([CELL], tmp_path, tiny_workshop, (), workers=1, tell=heard.append)
+    sweep([CELL], tmp_path, tiny_materials, (), workers=1, tell=heard.append)
     assert not heard
-    again = embed(CELL, tiny_workshop())
+    again = embed(CELL, tiny_materials())
     assert again["before"] == result["before"]
 
 
@@ -123,4 +124,4 @@ def test_a_mistake_is_named(tmp_path, old, new, sentence):
 
 def test_a_layer_that_is_none_is_refused():
     with pytest.raises(FewshiftError, match="'conv' is no BatchNorm layer"):
-        embed(replace(CELL, layer="conv"), tiny_workshop())
+        embed(replace(CELL, layer="conv"), tiny_materials())

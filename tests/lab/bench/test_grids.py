@@ -6,7 +6,7 @@ import pytest
 
 from fewshift.core.method import Needs
 from fewshift.lab.bench.features import GRIDS, FeatureGrid, load_grid
-from fewshift.lab.bench.grid import Grid, Row
+from fewshift.lab.bench.grid import Grid, GridRow
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.methods.catalog import METHODS
 
@@ -19,7 +19,7 @@ def grid(name: str) -> Grid:
     return Grid.load(GRIDS[0].parent / f"{name}.toml")
 
 
-def row_of(name: str, label: str, **condition: object) -> Row:
+def row_of(name: str, label: str, **condition: object) -> GridRow:
     """The row with this label, the first of which the condition has these values."""
     return next(
         row
@@ -28,7 +28,7 @@ def row_of(name: str, label: str, **condition: object) -> Row:
     )
 
 
-def printed(row: Row) -> list[tuple[str, str | None, float]]:
+def printed(row: GridRow) -> list[tuple[str, str | None, float]]:
     """The paper's values as (target, shots or None, value)."""
     found: list[tuple[str, str | None, float]] = []
     for target, value in (row.paper or {}).items():
@@ -70,7 +70,7 @@ def test_a_file_says_what_it_mirrors_and_has_three_seeds(path):
 def test_targets_are_domains_of_the_data_set_and_no_network_is_judged_on_its_own(path):
     it = Grid.load(path)
     assert len(set(it.targets)) == len(it.targets)
-    for place in it.places:
+    for place in it.columns:
         if it.dataset:  # segmentation's are described elsewhere
             assert set(place.target.split("+")) <= set(COLLECTIONS[place.dataset].domains)
             assert place.origin in ("", *COLLECTIONS[place.dataset].domains)

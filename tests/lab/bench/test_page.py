@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fewshift import FewshiftError
-from fewshift.lab.bench.cell import Cell
-from fewshift.lab.bench.features import FeatureCell, load_grid
+from fewshift.lab.bench.cell import Cell, FeatureCell
+from fewshift.lab.bench.features import load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.page import run_page
 from fewshift.lab.bench.record import Records

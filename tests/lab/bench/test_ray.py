@@ -20,9 +20,9 @@ from tests.lab.bench.test_bench import (
     Trapped,
     all_gone,
     kill_the_first,
-    no_workshop,
+    no_materials,
     set_trap,
-    tiny_workshop,
+    tiny_materials,
     trapped_driver,
     with_batches_of,
 )
@@ -45,7 +45,7 @@ def ray():
 def on_ray(ray, tmp_path):
     """Sweep into the test's folder, and return the keys that were told."""
 
-    def go(cells, make=tiny_workshop, arguments=()):
+    def go(cells, make=tiny_materials, arguments=()):
         heard = []
         sweep(cells, tmp_path, make, arguments, workers=2, tell=heard.append, engine="ray")
         return [record["key"] for record in heard]
@@ -68,7 +68,7 @@ def test_results_are_those_of_the_local_engine_and_a_failing_cell_is_a_record(on
     cells = [broken, *CELLS, with_batches_of(8)]
     assert sorted(on_ray(cells)) == keys(cells)
     here = tmp_path / "local"
-    sweep(cells, here, tiny_workshop, (), workers=1, tell=lambda record: None)
+    sweep(cells, here, tiny_materials, (), workers=1, tell=lambda record: None)
     there, local = Records(tmp_path).read(), Records(here).read()
     assert there[broken.key]["error"] == local[broken.key]["error"] == "RuntimeError: no such network"
     assert all(untimed(there[cell.key]) == untimed(local[cell.key]) for cell in cells if cell != broken)
@@ -109,13 +109,13 @@ def test_cells_that_another_driver_has_are_left_to_it(on_ray, tmp_path):
     assert on_ray(CELLS) == [CELLS[0].key]
 
 
-def test_a_workshop_that_cannot_be_opened_ends_the_sweep(on_ray, tmp_path):
-    with pytest.raises(FewshiftError, match=r"^there is no workshop: build one$"):
-        on_ray(CELLS, no_workshop)
+def test_materials_that_cannot_be_opened_ends_the_sweep(on_ray, tmp_path):
+    with pytest.raises(FewshiftError, match=r"^there is no materials: build one$"):
+        on_ray(CELLS, no_materials)
     assert not Records(tmp_path).read()
 
 
 def test_a_missing_ray_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(FewshiftError, match=r'pip install "fewshift\[ray\]"'):
-        sweep_on_ray(CELLS, tmp_path, tiny_workshop, (), workers=2, tell=print)
+        sweep_on_ray(CELLS, tmp_path, tiny_materials, (), workers=2, tell=print)

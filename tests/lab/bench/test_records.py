@@ -8,37 +8,108 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
 from fewshift import FewshiftError
-from fewshift.lab.bench.cell import Cell
+from fewshift.core.method import Method
+from fewshift.lab.bench.cell import RETIRED, Cell, FeatureCell, Sample
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.record import Records
+from fewshift.methods.catalog import METHODS
+from fewshift.methods.lccs import LCCS
 
 CELL = Cell("digits", "mnist", "uci", "lccs", {"epochs": 5}, shots=5)
 
 
-def test_a_cell_survives_json_and_its_key_depends_on_everything_in_it():
-    assert Cell.from_json(json.loads(json.dumps(CELL.to_json()))).key == CELL.key
-    others = [
-        replace(CELL, dataset="pacs"),
-        replace(CELL, source="x"),
-        replace(CELL, target="sketch"),
-        replace(CELL, method="adabn", settings={}),
-        replace(CELL, settings={"epochs": 6}),
-        replace(CELL, shots=1),
-        replace(CELL, seed=1),
-        replace(CELL, condition=Condition(batch_size=8)),
-        replace(CELL, largest_support=5),
-        replace(CELL, max_test=100),
-    ]
-    assert len({it.key for it in [CELL, *others]}) == 11
+OTHERS = {
+    "dataset": {"dataset": "pacs"},
+    "source": {"source": "x"},
+    "target": {"target": "sketch"},
+    "method": {"method": "adabn", "settings": {}},
+    "settings": {"settings": {"epochs": 6}},
+    "shots": {"shots": 1},
+    "seed": {"seed": 1},
+    "condition": {"condition": Condition(batch_size=8)},
+    "largest_support": {"largest_support": 5},
+    "max_test": {"max_test": 100},
+    "damage": {"damage": "two classes"},
+    "validate": {"validate": "cv"},
+}
+
+
+def test_a_key_depends_on_every_field_of_a_cell_and_survives_json():
+    assert set(OTHERS) == {each.name for each in fields(Cell)}
+    cells = [CELL, *(replace(CELL, **change) for change in OTHERS.values())]
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert all(Cell.from_json(json.loads(json.dumps(cell.to_json()))).key == cell.key for cell in cells)
 
 
 def test_a_setting_at_its_default_is_the_same_experiment():
     assert replace(CELL, settings={"epochs": 5, "lr": 1e-3}).key == CELL.key
+    assert replace(CELL, condition=Condition("shuffled", None, 128)).key == CELL.key
+
+
+def test_a_field_that_a_method_gets_later_changes_no_key(monkeypatch):
+    @dataclass(frozen=True)
+    class Later(LCCS):
+        momentum: float = 0.9
+
+    before = CELL.key
+    monkeypatch.setitem(METHODS, "lccs", Later)
+    assert CELL.key == before
+    assert replace(CELL, settings={"epochs": 5, "momentum": 0.5}).key != before
+
+
+# a record as version 0.1.0 wrote it: every setting is part of the key
+OLD_SETTINGS = {
+    "adapt_dtype": None, "batch_size": None, "classifier": "ncc", "classifier_epochs": 10, "combination": "linear",
+    "epochs": 10, "gamma_floor": None, "gradient_head": "source", "grid": 11, "init": "grid", "init_epochs": 10,
+    "lr": 0.001, "min_sigma": None, "n": "k*classes", "objective": "cross-entropy", "statistics": "auto",
+    "variant": "paper",
+}  # fmt: skip
+OLD_CELL = {
+    "condition": {"alpha": None, "batch_size": 128, "order": "shuffled"}, "dataset": "digits", "flaw": "two classes",
+    "largest_support": 10, "max_test": 500, "method": "lccs", "seed": 0, "settings": OLD_SETTINGS, "shots": 1,
+    "source": "mnist", "target": "uci", "validate": None,
+}  # fmt: skip
+NOW = Cell("digits", "mnist", "uci", "lccs", {"classifier": "ncc"}, shots=1, max_test=500, damage="two classes")
+
+
+def test_a_record_of_an_older_version_is_found_under_the_key_that_its_cell_has_now(tmp_path):
+    records = Records(tmp_path)
+    records.append({"key": "1c60327c4c95358e", "cell": OLD_CELL, "result": {"accuracy": 0.5}})
+    assert records.read()[NOW.key]["result"] == {"accuracy": 0.5}
+    records.append({"key": NOW.key, "cell": NOW.to_json(), "result": {"accuracy": 0.6}})
+    assert [record["result"] for record in records.read().values()] == [{"accuracy": 0.6}]
+
+
+def test_retired_settings_are_forgotten_at_their_default_and_only_there(tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Smaller(Method):
+        """LCCS without the settings that are retired."""
+
+        name = "lccs"
+        classifier: str = "auto"
+
+        def fit(self, *_):
+            raise NotImplementedError
+
+    monkeypatch.setitem(METHODS, "lccs", Smaller)
+    kept = {"classifier": "ncc", **RETIRED["lccs"]}
+    records = Records(tmp_path)
+    records.append({"key": "old", "cell": OLD_CELL | {"settings": kept}})
+    records.append({"key": "lost", "cell": OLD_CELL | {"settings": kept | {"gradient_head": "ncc"}}})
+    assert list(records.read()) == [NOW.key, "lost"]
+
+
+def test_a_record_of_features_keeps_its_key_when_it_is_read(tmp_path):
+    cell = FeatureCell("digits", "mnist", "shift", Sample("uci"), Sample("mnist", "batch"), images=30)
+    records = Records(tmp_path)
+    records.append({"key": "old", "cell": cell.to_json()})
+    assert list(records.read()) == [cell.key]
+    assert replace(cell, images=31).key != cell.key != replace(cell, second=Sample("mnist")).key
 
 
 def test_records_are_read_back_and_the_newest_of_a_key_counts(tmp_path):
@@ -77,7 +148,7 @@ def test_lines_that_are_no_records_are_passed_over_and_counted(tmp_path):
         file.write(b'garbage\n\n[1]\n{"no": "key"}\n\xff\n')
     records.append({"key": "b"})
     assert list(records.read()) == ["a", "b"]
-    assert records.damaged == 4
+    assert records.unreadable == 4
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
@@ -105,6 +176,8 @@ def test_several_processes_append_without_tearing_each_other(tmp_path):
 CLAIMING = """
 import sys, time
 from fewshift.lab.bench.record import Records
+from fewshift.methods.catalog import METHODS
+from fewshift.methods.lccs import LCCS
 with Records(sys.argv[1]).claim("cell") as mine:
     print(mine, flush=True)
     time.sleep(60)

@@ -16,15 +16,16 @@ from PIL import Image
 from fewshift import FewshiftError, adapt
 from fewshift.core.support import Support, draw_support
 from fewshift.images.preprocess import Preprocess
-from fewshift.lab.bench import trust, workshop
-from fewshift.lab.bench.cell import OWN_SOURCE, Cell, hashed
+from fewshift.lab.bench import materials, trust
+from fewshift.lab.bench.cell import OWN_SOURCE, Cell
 from fewshift.lab.bench.condition import Condition
+from fewshift.lab.bench.damage import DAMAGES, damaged
 from fewshift.lab.bench.features import GRIDS
-from fewshift.lab.bench.flaws import FLAWS, spoilt
 from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.page import run_page
 from fewshift.lab.bench.results import outcomes, table_of
-from fewshift.lab.bench.run import Workshop, run, split
+from fewshift.lab.bench.run import run, split
 from fewshift.lab.bench.trust import Trial, goals, listing, summed
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import COLLECTIONS
@@ -36,42 +37,42 @@ from fewshift.report.tables import Listing, listing_latex, listing_markdown
 from fewshift.trust.guard import Verdict
 from tests.helpers.networks import make_tiny
 from tests.helpers.pages import Page
-from tests.lab.bench.test_bench import DOMAIN, tiny_workshop
+from tests.lab.bench.test_bench import DOMAIN, tiny_materials
 from tests.lab.bench.test_page import fill, invented
 
-# --- flaws
+# --- damages
 
 LABELS = torch.arange(7).repeat(40)
 DRAWN = draw_support(LABELS, 5, 3)
 
 
-def spoilt_by_hand(flaw: str, seed: int) -> tuple[list[int], list[int]]:
+def spoilt_by_hand(damage: str, seed: int) -> tuple[list[int], list[int]]:
     """The same again, with the dice thrown in the same order."""
     dice = torch.Generator().manual_seed(1000 + seed)
     pairs = [(index, int(LABELS[index])) for index in DRAWN.tolist()]
-    if flaw == "wrong labels":
+    if damage == "wrong labels":
         wrong = torch.randperm(35, generator=dice)[:14].tolist()
         steps = torch.randint(1, 7, (14,), generator=dice).tolist()
         moved = dict(zip(wrong, steps, strict=True))
         pairs = [(index, (label + moved.get(place, 0)) % 7) for place, (index, label) in enumerate(pairs)]
-    if flaw == "class missing":
+    if damage == "class missing":
         gone = int(torch.randint(0, 7, (1,), generator=dice))
         pairs = [pair for pair in pairs if pair[1] != gone]
-    if flaw == "two classes":
+    if damage == "two classes":
         two = torch.randperm(7, generator=dice)[:2].tolist()
         pairs = [pair for pair in pairs if pair[1] in two]
     return [index for index, _ in pairs], [label for _, label in pairs]
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("seed", [0, 4])
-def test_a_support_is_spoilt_by_its_seed_alone(flaw, seed):
-    drawn, given = spoilt(DRAWN, LABELS[DRAWN], flaw, 7, seed)
-    assert (drawn.tolist(), given.tolist()) == spoilt_by_hand(flaw, seed)
+def test_a_support_is_spoilt_by_its_seed_alone(damage, seed):
+    drawn, given = damaged(DRAWN, LABELS[DRAWN], damage, 7, seed)
+    assert (drawn.tolist(), given.tolist()) == spoilt_by_hand(damage, seed)
 
 
 def test_wrong_labels_are_two_of_five_and_none_is_right_by_chance():
-    drawn, given = spoilt(DRAWN, LABELS[DRAWN], "wrong labels", 7, 0)
+    drawn, given = damaged(DRAWN, LABELS[DRAWN], "wrong labels", 7, 0)
     assert torch.equal(drawn, DRAWN)
     assert int((given != LABELS[DRAWN]).sum()) == 14 == round(0.4 * 35)
     assert set(given.tolist()) <= set(range(7))
@@ -80,13 +81,13 @@ def test_wrong_labels_are_two_of_five_and_none_is_right_by_chance():
 def test_classes_that_were_never_there_are_not_the_ones_that_go_missing():
     there = DRAWN[torch.isin(LABELS[DRAWN], torch.tensor([1, 4, 6]))]
     for seed in range(10):
-        assert len(spoilt(there, LABELS[there], "class missing", 7, seed)[1].unique()) == 2
-        assert len(spoilt(there, LABELS[there], "two classes", 7, seed)[1].unique()) == 2
+        assert len(damaged(there, LABELS[there], "class missing", 7, seed)[1].unique()) == 2
+        assert len(damaged(there, LABELS[there], "two classes", 7, seed)[1].unique()) == 2
 
 
-def test_a_flaw_that_does_not_exist_is_named():
-    with pytest.raises(FewshiftError, match="flaw='blur' is unknown: choose one of wrong labels, class missing"):
-        spoilt(DRAWN, LABELS[DRAWN], "blur", 7, 0)
+def test_a_damage_that_does_not_exist_is_named():
+    with pytest.raises(FewshiftError, match="damage='blur' is unknown: choose one of wrong labels, class missing"):
+        damaged(DRAWN, LABELS[DRAWN], "blur", 7, 0)
 
 
 # --- cells
@@ -95,30 +96,20 @@ FAST = {"epochs": 1, "grid": 2, "classifier": "evidence", "classifier_epochs": 1
 CELL = Cell("toy", "tiny", "place", "lccs", FAST, shots=5, largest_support=5, validate="cv")
 
 
-def test_what_is_not_asked_for_leaves_no_trace_in_a_key():
-    plain = replace(CELL, validate=None)
-    old = {key: value for key, value in plain.to_json().items() if key not in ("flaw", "validate")}
-    assert plain.key == hashed(old)
-    assert Cell.from_json(old).key == plain.key
-    keys = {plain.key, CELL.key, replace(CELL, flaw="two classes").key, replace(plain, flaw="two classes").key}
-    assert len(keys) == 4
-    assert Cell.from_json(CELL.to_json()).key == CELL.key
-
-
 def accuracy(model: torch.nn.Module, cell: Cell = CELL) -> float:
     test = split(DOMAIN, cell)[1]
     with torch.no_grad():
         return float((model(DOMAIN.pictures[test]).argmax(1) == DOMAIN.labels[test]).double().mean())
 
 
-@pytest.mark.parametrize("flaw", [None, "wrong labels", "two classes"])
-def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(flaw):
-    cell = replace(CELL, flaw=flaw)
-    result = run(cell, tiny_workshop())
+@pytest.mark.parametrize("damage", [None, "wrong labels", "two classes"])
+def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(damage):
+    cell = replace(CELL, damage=damage)
+    result = run(cell, tiny_materials())
     drawn = draw_support(DOMAIN.labels, 5, 0)
     labels = DOMAIN.labels[drawn]
-    if flaw:
-        drawn, labels = spoilt(drawn, labels, flaw, 3, 0)
+    if damage:
+        drawn, labels = damaged(drawn, labels, damage, 3, 0)
         assert result["support_labels"] == labels.tolist()
     expected = adapt(make_tiny(), Support(DOMAIN.pictures[drawn], labels), method=LCCS(**FAST))
     told = result["trust"]
@@ -142,8 +133,8 @@ def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(flaw):
 
 def test_what_the_guard_refuses_is_answered_by_the_source_network(monkeypatch):
     monkeypatch.setattr("fewshift.api.decide", lambda *_, **__: Verdict(False, "rejected: a test"))
-    result = run(CELL, tiny_workshop())
-    source = run(replace(CELL, method="source", settings={}, shots=None, validate=None), tiny_workshop())
+    result = run(CELL, tiny_materials())
+    source = run(replace(CELL, method="source", settings={}, shots=None, validate=None), tiny_materials())
     for score in ("accuracy", "macro_f1", "macro_f1_with_support", "tally"):
         assert result[score] == source[score]
     told = result["trust"]["accuracy"]
@@ -153,7 +144,7 @@ def test_what_the_guard_refuses_is_answered_by_the_source_network(monkeypatch):
 
 def test_accuracies_are_those_of_the_images_that_the_scores_are_of():
     cell = replace(CELL, condition=Condition("sequential", 10, 8))
-    result = run(cell, tiny_workshop())
+    result = run(cell, tiny_materials())
     assert sum(result["realised_counts"]) < len(split(DOMAIN, cell)[1])  # a long tail leaves images out
     assert result["trust"]["accuracy"]["returned"] == pytest.approx(result["accuracy"])
 
@@ -165,7 +156,7 @@ def test_the_source_network_is_asked_about_an_image_once():
         asked.append(indices.tolist())
         return torch.stack([indices, indices + 1], 1).double()
 
-    shop = tiny_workshop()
+    shop = tiny_materials()
     for wanted in ([3, 1, 2], [2, 4, 3]):
         found = shop.source_answers(CELL, torch.tensor(wanted), ask)
         assert found.tolist() == [[it, it + 1] for it in wanted]
@@ -175,9 +166,9 @@ def test_the_source_network_is_asked_about_an_image_once():
 
 
 def test_answers_that_are_kept_change_no_result():
-    shop = tiny_workshop()
+    shop = tiny_materials()
     run(replace(CELL, shots=1), shop)
-    together, alone = run(replace(CELL, seed=1), shop), run(replace(CELL, seed=1), tiny_workshop())
+    together, alone = run(replace(CELL, seed=1), shop), run(replace(CELL, seed=1), tiny_materials())
     assert together["trust"] == alone["trust"]
     assert together["tally"] == alone["tally"]
 
@@ -185,17 +176,17 @@ def test_answers_that_are_kept_change_no_result():
 @pytest.mark.parametrize(
     ("cell", "sentence"),
     [
-        (replace(CELL, method="adabn", settings={}, shots=None), "there is no support to spoil or to judge by"),
-        (replace(CELL, flaw="blur"), "flaw='blur' is unknown"),
+        (replace(CELL, method="adabn", settings={}, shots=None), "no support to damage"),
+        (replace(CELL, damage="blur"), "damage='blur' is unknown"),
     ],
 )
 def test_a_cell_that_cannot_be_judged_says_why(cell, sentence):
     with pytest.raises(FewshiftError, match=sentence):
-        run(cell, tiny_workshop())
+        run(cell, tiny_materials())
 
 
 def test_pixels_are_not_judged_here():
-    shop = Workshop(lambda _: make_tiny(), lambda _: DOMAIN, lambda _: object())
+    shop = Materials(lambda _: make_tiny(), lambda _: DOMAIN, lambda _: object())
     with pytest.raises(FewshiftError, match="labels for pixels"):
         run(CELL, shop)
 
@@ -245,8 +236,8 @@ def test_a_card_tells_which_domains_are_a_networks_own(tmp_path):
 
 def test_at_home_a_network_has_the_lists_of_its_own_domains_one_after_the_other(copy, monkeypatch):
     (copy / "net.json").write_text(json.dumps({"sources": ["sketch", "cartoon"]}))
-    monkeypatch.setattr(workshop.models, "load", lambda *_: with_card(make_tiny(7), Card("net", PACS.classes, SMALL)))
-    shop = workshop.open_workshop(str(copy), str(copy))
+    monkeypatch.setattr(materials.models, "load", lambda *_: with_card(make_tiny(7), Card("net", PACS.classes, SMALL)))
+    shop = materials.open_materials(str(copy), str(copy))
     found = shop.domain(Cell("pacs", "net", OWN_SOURCE, "source"))
     assert found.labels.tolist() == [6, 0, 1] * 2
     expected = [load_validation("pacs", name, copy, SMALL) for name in ("cartoon", "sketch")]
@@ -257,19 +248,19 @@ def test_at_home_a_network_has_the_lists_of_its_own_domains_one_after_the_other(
 def test_a_list_that_the_card_names_comes_before_published_ones(copy, monkeypatch):
     (copy / "seen-by-nobody.txt").write_text("sketch/person/0.jpg 6\ncartoon/elephant/2.jpg 1\n")
     (copy / "net.json").write_text(json.dumps({"sources": ["sketch"], "validation": "seen-by-nobody.txt"}))
-    monkeypatch.setattr(workshop.models, "load", lambda *_: with_card(make_tiny(7), Card("net", PACS.classes, SMALL)))
-    found = workshop.open_workshop(str(copy), str(copy)).domain(Cell("pacs", "net", OWN_SOURCE, "source"))
+    monkeypatch.setattr(materials.models, "load", lambda *_: with_card(make_tiny(7), Card("net", PACS.classes, SMALL)))
+    found = materials.open_materials(str(copy), str(copy)).domain(Cell("pacs", "net", OWN_SOURCE, "source"))
     assert found.labels.tolist() == [6, 1]
 
 
 def test_what_training_set_aside_is_at_home():
-    found = workshop.held_out("digits", Card(sources=("uci",), held_out=0.2), None, None)
+    found = materials.held_out("digits", Card(sources=("uci",), held_out=0.2), None, None)
     assert torch.equal(found.labels, digits.split("uci")[1][1])
 
 
 @pytest.mark.parametrize("place", ["mnist", "uci"])
 def test_digits_at_home_are_those_the_network_never_saw(place):
-    found = workshop.open_workshop(None, None).domain(Cell("digits", place, OWN_SOURCE, "source"))
+    found = materials.open_materials(None, None).domain(Cell("digits", place, OWN_SOURCE, "source"))
     images, labels = digits.split(place)[1]
     assert torch.equal(found.labels, labels)
     torch.testing.assert_close(found.images(torch.arange(9)), digits.normalise(images[:9]))
@@ -285,7 +276,7 @@ def test_digits_at_home_are_those_the_network_never_saw(place):
 )
 def test_a_network_that_cannot_be_at_home_says_why(card, sentence):
     with pytest.raises(FewshiftError, match=sentence):
-        workshop.held_out("pacs", card, None, None)
+        materials.held_out("pacs", card, None, None)
 
 
 # --- grids
@@ -299,7 +290,7 @@ validate = "cv"
 """
 SHIFT = '\n[[rows]]\nmethod = "lccs"\nlabel = "shift"\nshots = [1, 5]\n'
 AT_HOME = '\n[[rows]]\nmethod = "lccs"\nlabel = "no shift"\nshots = [5]\ntarget = "its own source"\n'
-SPOILT = '\n[[rows]]\nmethod = "lccs"\nlabel = "wrong"\nshots = [5]\nflaw = "wrong labels"\n'
+SPOILT = '\n[[rows]]\nmethod = "lccs"\nlabel = "wrong"\nshots = [5]\ndamage = "wrong labels"\n'
 SOURCE = '\n[[rows]]\nmethod = "source"\nlabel = "source"\n'
 TRUST = GRID + SHIFT + AT_HOME + SPOILT + SOURCE
 
@@ -314,8 +305,8 @@ def test_rows_say_how_they_are_spoilt_and_judged_and_where_their_network_is_used
     shift, home, wrong, source = (grid.cells_of(row) for row in grid.rows)
     assert {(it.source, it.target) for it in shift} == {("net-north", "north"), ("net-south", "south")}
     assert {(it.source, it.target) for it in home} == {("net-north", OWN_SOURCE), ("net-south", OWN_SOURCE)}
-    assert {it.flaw for it in wrong} == {"wrong labels"}
-    assert {it.flaw for it in shift + home + source} == {None}
+    assert {it.damage for it in wrong} == {"wrong labels"}
+    assert {it.damage for it in shift + home + source} == {None}
     assert {it.validate for it in shift + home + wrong} == {"cv"}
     assert {it.validate for it in source} == {None}  # there is nothing to judge
     assert {it.validate for it in load(tmp_path, TRUST.replace('validate = "cv"\n', "")).cells()} == {None}
@@ -326,13 +317,13 @@ def test_rows_say_how_they_are_spoilt_and_judged_and_where_their_network_is_used
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('flaw = "wrong labels"', 'flaw = "blur"', "flaw = 'blur': give 'wrong labels' or 'class missing'"),
-        ('flaw = "wrong labels"', "flaw = []", "give 'wrong labels' or"),
+        ('damage = "wrong labels"', 'damage = "blur"', "damage = 'blur': give 'wrong labels' or 'class missing'"),
+        ('damage = "wrong labels"', "damage = []", "give 'wrong labels' or"),
         ('target = "its own source"', 'target = "south"', "target = 'south': give 'its own source'"),
         ('validate = "cv"', 'validate = "twice"', "validate = 'twice': give 'cv'"),
         ('method = "source"', 'method = "source"\nvalidate = "cv"', "with validate and without shots"),
-        ('method = "source"', 'method = "source"\nflaw = "two classes"', "with flaw and without shots"),
-        ('dataset = "toy"', 'dataset = "camvid"', "has validate, which works with labels for images"),
+        ('method = "source"', 'method = "source"\ndamage = "two classes"', "with damage and without shots"),
+        ('dataset = "toy"', 'dataset = "camvid"', "validate.*camvid has pixel labels"),
     ],
 )
 def test_a_mistake_in_a_grid_is_named(tmp_path, old, new, sentence):
@@ -348,12 +339,12 @@ def test_rows_with_other_test_images_or_spoilt_supports_are_not_ranked_together(
 @pytest.mark.parametrize(("name", "targets"), [("trust", 4), ("trust_digits", 2)])
 def test_the_trust_grids_have_every_condition_five_times_per_target(name, targets):
     grid = Grid.load(GRIDS / f"{name}.toml")
-    assert (len(grid.seeds), len(grid.places), grid.max_test, grid.largest_support) == (5, targets, 800, 10)
-    told = {row.label: (row.target, row.flaw, row.shots) for row in grid.rows}
+    assert (len(grid.seeds), len(grid.columns), grid.max_test, grid.largest_support) == (5, targets, 800, 10)
+    told = {row.label: (row.target, row.damage, row.shots) for row in grid.rows}
     assert told == {
         "shift": ("", "", (1, 5, 10)),
         "no shift": (OWN_SOURCE, "", (1, 5, 10)),
-        **{flaw: ("", flaw, (5,)) for flaw in FLAWS},
+        **{damage: ("", damage, (5,)) for damage in DAMAGES},
     }
     cells = grid.cells()
     assert len(cells) == 9 * 5 * targets
@@ -524,7 +515,7 @@ def judged(cell: Cell) -> dict[str, Any]:
     accepted = not home or cell.seed == 1
     right = {"source": 0.5, "candidate": 0.5 + gain, "returned": 0.5 + gain * accepted}
     estimate = {"point": 10.0, "low": -5.0, "high": 15.0, "images": 15, "weak": False}
-    told = {"accuracy": right, "accepted": accepted, "reason": "so", "gain": None if cell.flaw else estimate}
+    told = {"accuracy": right, "accepted": accepted, "reason": "so", "gain": None if cell.damage else estimate}
     return found | {"trust": told, "accuracy": right["returned"]}
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from fewshift.core.support import draw_support
 from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess, open_image
-from fewshift.lab.bench import workshop
+from fewshift.lab.bench import materials
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets import domain as domains
@@ -506,26 +506,26 @@ def test_a_process_of_a_pool_may_have_workers_too(domain: Domain) -> None:
     torch.testing.assert_close(found, domain.images(range(len(domain))).sum((1, 2, 3)))
 
 
-# --- the workshop of the benchmark
+# --- the materials of the benchmark
 
 
 CELL = Cell("pacs", "net", "photo", "source")
 
 
 @pytest.fixture
-def shop(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> workshop.Workshop:
+def shop(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> materials.Materials:
     loaded = with_card(torch.nn.Identity(), Card("net", PACS.classes, SMALL))
-    monkeypatch.setattr(workshop, "load_domain", lambda *_: domain)
-    monkeypatch.setattr(workshop, "decoders", lambda: 1)
-    monkeypatch.setattr(workshop.models, "load", lambda *_: loaded)
-    return workshop.open_workshop(None, "weights")
+    monkeypatch.setattr(materials, "load_domain", lambda *_: domain)
+    monkeypatch.setattr(materials, "decoders", lambda: 1)
+    monkeypatch.setattr(materials.models, "load", lambda *_: loaded)
+    return materials.open_materials(None, "weights")
 
 
-def test_a_workshop_keeps_domains_decoded_while_there_is_room(
-    shop: workshop.Workshop, domain: Domain, monkeypatch: pytest.MonkeyPatch
+def test_materials_keeps_domains_decoded_while_there_is_room(
+    shop: materials.Materials, domain: Domain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workshop, "MEMORY", 2 * domain.decoded_bytes)
-    shop = workshop.open_workshop(None, "weights")
+    monkeypatch.setattr(materials, "MEMORY", 2 * domain.decoded_bytes)
+    shop = materials.open_materials(None, "weights")
     kept = [shop.domain(replace(CELL, target=target)) for target in ("photo", "sketch", "cartoon")]
     assert [isinstance(it.source, torch.Tensor) for it in kept if isinstance(it, Domain)] == [True, True, False]
     assert [it.workers for it in kept if isinstance(it, Domain)] == [1, 1, 1]
@@ -533,12 +533,12 @@ def test_a_workshop_keeps_domains_decoded_while_there_is_room(
     assert all(torch.equal(it.images(every), domain.images(every)) for it in kept)
 
 
-def test_sources_that_see_the_same_pixels_share_them(shop: workshop.Workshop) -> None:
+def test_sources_that_see_the_same_pixels_share_them(shop: materials.Materials) -> None:
     assert shop.domain(CELL) is shop.domain(replace(CELL, source="other"))
 
 
 def test_the_digits_network_is_the_one_of_the_source() -> None:
-    shop = workshop.open_workshop(None, None)
+    shop = materials.open_materials(None, None)
     for source, target in (("mnist", "uci"), ("uci", "mnist")):
         cell = Cell("digits", source, target, "source")
         expected = digits.source_network(source).state_dict()
@@ -550,7 +550,7 @@ def test_the_digits_network_is_the_one_of_the_source() -> None:
 
 @pytest.mark.parametrize("place", ["mnist", "uci"])
 def test_at_home_a_network_is_judged_on_digits_it_never_saw(place: str) -> None:
-    found = workshop.open_workshop(None, None).domain(Cell("digits", place, place, "source"))
+    found = materials.open_materials(None, None).domain(Cell("digits", place, place, "source"))
     images, labels = digits.split(place)[1]
     assert torch.equal(found.labels, labels)
     torch.testing.assert_close(found.images(torch.arange(len(labels))), digits.normalise(images))

@@ -10,24 +10,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fewshift.core.labels import IMAGES, PIXELS
 from fewshift.core.method import Needs
+from fewshift.core.metrics import METRICS, metrics_of
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.cell import OWN_SOURCE, Cell
+from fewshift.lab.bench.cell import OWN_SOURCE, Cell, current_names, current_settings
 from fewshift.lab.bench.condition import Condition
-from fewshift.lab.bench.flaws import FLAWS
+from fewshift.lab.bench.damage import DAMAGES
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.methods.catalog import METHODS
 
-IMAGE_METRICS = (
-    "accuracy",
-    "macro_recall",
-    "macro_f1",
-    "macro_f1_fixed",
-    "macro_f1_with_support",
-    "calibration_error",
-)
-PIXEL_METRICS = ("mean_iou", "mean_iou_present", "accuracy", "macro_recall")
-METRICS = tuple(dict.fromkeys(IMAGE_METRICS + PIXEL_METRICS))
 MEASURES = ("score", "v", "adapt_seconds", "epoch_seconds")
 VALIDATIONS = ("cv",)
 ARROW, OF = "->", "/"
@@ -35,13 +27,13 @@ ARROW, OF = "->", "/"
 
 @dataclass(frozen=True)
 class Kind:
-    """What a key of a grid file may hold, and how to say so."""
+    """What a key of a grid file may hold, in words and as a test."""
 
     words: str
     fits: Callable[[Any], bool]
 
     def check(self, path: Path, name: str, value: Any) -> None:
-        """One sentence if the value does not fit."""
+        """Raise one sentence if the value does not fit."""
         if not self.fits(value):
             raise FewshiftError(f"{path} has {name} = {value!r}: give {self.words}")
 
@@ -68,13 +60,13 @@ def _number(value: Any) -> bool:
 
 def _printed(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        _number(it) or (isinstance(it, dict) and all(map(_number, it.values()))) for it in value.values()
+        _number(part) or (isinstance(part, dict) and all(map(_number, part.values()))) for part in value.values()
     )
 
 
 def _one_of(known: Iterable[str]) -> Kind:
     words = tuple(known)
-    return Kind(" or ".join(f"'{it}'" for it in words), lambda value: isinstance(value, str) and value in words)
+    return Kind(" or ".join(f"'{word}'" for word in words), lambda value: isinstance(value, str) and value in words)
 
 
 WORD = Kind("a word", _word)
@@ -96,19 +88,19 @@ ROW_KINDS = {
     "label": WORD,
     "source": WORD,
     "target": _one_of([OWN_SOURCE]),
-    "flaw": _one_of(FLAWS),
+    "damage": _one_of(DAMAGES),
     "validate": _one_of(VALIDATIONS),
     "settings": Kind("a table of settings, such as {epochs = 5}", lambda value: isinstance(value, dict)),
     "shots": Kind("a list of different whole numbers from 1, such as [1, 5]", _list_of(_whole(1))),
-    "conditions": Kind("a list of tables, such as [{batch_size = 8}]", _list_of(lambda it: isinstance(it, dict))),
+    "conditions": Kind("a list of tables, such as [{batch_size = 8}]", _list_of(lambda value: isinstance(value, dict))),
     "paper": Kind("values by target, such as {sketch = 67.0}", _printed),
 }
 CONDITION_KINDS = {"order": WORD, "alpha": Kind("a number from 1", _number), "batch_size": COUNT}
 
 
 @dataclass(frozen=True)
-class Place:
-    """A column of a table: the domain that networks are adapted to, and the one they come from where that is said."""
+class TargetColumn:
+    """A column of a table: the domain that networks are adapted to, and the one they come from where it is named."""
 
     label: str
     dataset: str
@@ -117,11 +109,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of a table: a method with settings, at some shots, under some conditions; the paper's values beside.
+class GridRow:
+    """One line of a table: a method with settings, shots and conditions, and the values that the paper prints.
 
-    `paper` gives a value for the label of a column, or for each of its shots; "average" is a column too. With the
-    target "its own source" the network of a column is adapted to, and judged on, held-out images of its own source.
+    `paper` has a value for each column, or one for each of its shots; "average" is a column too. With the target "its
+    own source" the network of a column is adapted to, and judged on, held-out images of its own source.
     """
 
     method: str
@@ -129,15 +121,15 @@ class Row:
     settings: Mapping[str, Any] | None = None
     shots: tuple[int, ...] = ()
     conditions: tuple[Condition, ...] = (Condition(),)
-    source: str = ""  # of this row, where it is not the grid's
-    target: str = ""  # of this row, where it is not the column's
-    flaw: str = ""  # how its supports are spoilt
-    validate: str = ""  # how its adaptations are judged before they are handed over
+    source: str = ""  # the grid's if empty
+    target: str = ""  # the column's if empty
+    damage: str = ""  # to its supports
+    validate: str = ""  # how its adaptations are judged
     paper: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
-        """What the line is called."""
+        """The label of the line."""
         return self.label or self.method
 
 
@@ -145,9 +137,9 @@ class Row:
 class Grid:
     """All cells of a table: every row on every target with every seed, judged on one test set for each of those.
 
-    - targets: domains of `dataset`, or "DATASET/DOMAIN" where there is none; "ORIGIN -> DOMAIN" names a source domain.
+    - targets: domains of `dataset`, or "DATASET/DOMAIN" without it; "ORIGIN -> DOMAIN" names a source domain.
     - source: the name of the source network; {target}, {origin} and {seed} stand for the cell's own.
-    - metric: which score counts, the data set's own by default.
+    - metric: the score, the data set's own by default.
     - measure: what the table holds: that score, the blend `v` that LCCS chose, or seconds.
     - validate: "cv" judges the adaptations of all rows with shots as `adapt` does.
     """
@@ -156,7 +148,7 @@ class Grid:
     source: str
     targets: tuple[str, ...]
     seeds: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[GridRow, ...]
     dataset: str = ""
     metric: str = ""
     measure: str = "score"
@@ -171,41 +163,43 @@ class Grid:
         data = read_toml(path)
         check_known(path, "the grid", data, cls)
         rows = tuple(_row(path, row) for row in data.pop("rows", ()))
-        missing = [it for it in ("title", "source", "targets", "seeds") if it not in data]
+        missing = [name for name in ("title", "source", "targets", "seeds") if name not in data]
         if missing or not rows:
             raise FewshiftError(f"{path} lacks {missing[0] if missing else 'rows'}: add it")
         for name, kind in GRID_KINDS.items():
             if name in data:
                 kind.check(path, name, data[name])
-        values: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in data.items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
         grid = cls(rows=rows, **values)
         _check(path, grid)
         return grid
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def columns(self) -> tuple[TargetColumn, ...]:
         """The columns."""
-        return tuple(_place(target, self.dataset) for target in self.targets)
+        return tuple(_column(target, self.dataset) for target in self.targets)
 
     def cells(self) -> list[Cell]:
         """Every experiment, in the order of the table."""
         return [cell for row in self.rows for cell in self.cells_of(row)]
 
-    def cells_of(self, row: Row) -> list[Cell]:
+    def cells_of(self, row: GridRow) -> list[Cell]:
         """The experiments of one row."""
         return [
             cell
-            for place, shots, condition in product(self.places, row.shots or (None,), row.conditions)
-            for cell in self.cells_at(row, place, shots, condition)
+            for column, shots, condition in product(self.columns, row.shots or (None,), row.conditions)
+            for cell in self.cells_at(row, column, shots, condition)
         ]
 
-    def cells_at(self, row: Row, place: Place, shots: int | None, condition: Condition) -> list[Cell]:
+    def cells_at(self, row: GridRow, column: TargetColumn, shots: int | None, condition: Condition) -> list[Cell]:
         """The experiments behind one entry of the table: one for each seed."""
         return [
             Cell(
-                dataset=place.dataset,
-                source=(row.source or self.source).format(target=place.target, origin=place.origin, seed=seed),
-                target=row.target or place.target,
+                dataset=column.dataset,
+                source=(row.source or self.source).format(target=column.target, origin=column.origin, seed=seed),
+                target=row.target or column.target,
                 method=row.method,
                 settings=dict(row.settings or {}),
                 shots=shots,
@@ -213,7 +207,7 @@ class Grid:
                 condition=condition,
                 largest_support=self.largest_support,
                 max_test=self.max_test,
-                flaw=row.flaw or None,
+                damage=row.damage or None,
                 validate=row.validate or (self.validate if row.shots else "") or None,
             )
             for seed in self.seeds
@@ -221,27 +215,28 @@ class Grid:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a file, or one sentence."""
+    """The content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        raise FewshiftError(f"there is no grid at {path}: give a file such as grids/smoke.toml") from None
+        raise FewshiftError(f"there is no grid '{path}': give a file, or a name from `fewshift list grids`") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FewshiftError(f"{path} is no TOML file ({error}): correct it") from error
 
 
 def check_known(path: Path, where: str, data: Mapping[str, Any], kind: type) -> None:
-    """One sentence when a table of the file has a key that `kind` has no field for."""
+    """Raise one sentence when a table of the file has a key that `kind` has no field for."""
     if not isinstance(data, Mapping):
         raise FewshiftError(f"{path} has {data!r} for {where}: give a table with keys")
-    known = [it.name for it in fields(kind)]
+    known = [each.name for each in fields(kind)]
     unknown = [key for key in data if key not in known]
     if unknown:
         raise FewshiftError(f"{path} has '{unknown[0]}' in {where}: choose from {', '.join(known)}")
 
 
-def _row(path: Path, data: dict[str, Any]) -> Row:
-    check_known(path, "a row", data, Row)
+def _row(path: Path, data: dict[str, Any]) -> GridRow:
+    data = current_names(data)
+    check_known(path, "a row", data, GridRow)
     for name, kind in ROW_KINDS.items():
         if name in data:
             kind.check(path, name, data[name])
@@ -252,35 +247,37 @@ def _row(path: Path, data: dict[str, Any]) -> Row:
         for name, kind in CONDITION_KINDS.items():
             if name in condition:
                 kind.check(path, name, condition[name])
-    given = dict(data)
-    if "conditions" in given:
+    values = dict(data)
+    if "settings" in values:
+        values["settings"] = current_settings(values["method"], values["settings"])
+    if "conditions" in values:
         try:
-            given["conditions"] = tuple(Condition(**it) for it in given["conditions"])
+            values["conditions"] = tuple(Condition(**condition) for condition in values["conditions"])
         except FewshiftError as error:
-            raise FewshiftError(f"{path} has a condition that cannot be: {error}") from error
-    if "shots" in given:
-        given["shots"] = tuple(given["shots"])
-    row = Row(**given)
+            raise FewshiftError(f"{path} has an impossible condition: {error}") from error
+    if "shots" in values:
+        values["shots"] = tuple(values["shots"])
+    row = GridRow(**values)
     _check_shots(path, row)
     return row
 
 
-def _check_shots(path: Path, row: Row) -> None:
-    """Those who look at labels have some, and nobody else."""
+def _check_shots(path: Path, row: GridRow) -> None:
+    """Methods that look at labels need shots; the others take none."""
     needs = METHODS[row.method].needs
     if needs is Needs.SUPPORT and not row.shots:
         raise FewshiftError(f"{path} has a row '{row.name}' without shots: give it some, such as shots = [1, 5]")
     if needs not in (Needs.SUPPORT, Needs.EITHER) and row.shots:
         raise FewshiftError(
-            f"{path} has a row '{row.name}' with shots, and {row.method} sees no labels: leave them out"
+            f"{path} has a row '{row.name}' with shots, but {row.method} uses no labels: leave shots out"
         )
-    for name in ("flaw", "validate"):
+    for name in ("damage", "validate"):
         if getattr(row, name) and not row.shots:
             raise FewshiftError(f"{path} has a row '{row.name}' with {name} and without shots: give it some")
 
 
 def _check(path: Path, grid: Grid) -> None:
-    """What only the whole file shows."""
+    """Raise one sentence about what only the whole file shows."""
     for name, known in (("metric", METRICS), ("measure", MEASURES)):
         value = getattr(grid, name)
         if value and value not in known:
@@ -288,12 +285,12 @@ def _check(path: Path, grid: Grid) -> None:
     for target in grid.targets:
         if not grid.dataset and OF not in target:
             raise FewshiftError(f"{path} names no dataset for '{target}': add one, or write DATASET/DOMAIN")
-    for place in grid.places:
-        dataset = COLLECTIONS.get(place.dataset)
-        fitting = METRICS if dataset is None else PIXEL_METRICS if dataset.dense else IMAGE_METRICS
+    for column in grid.columns:
+        dataset = COLLECTIONS.get(column.dataset)
+        fitting = METRICS if dataset is None else metrics_of((PIXELS if dataset.dense else IMAGES).unit)
         if grid.metric and grid.metric not in fitting:
             raise FewshiftError(
-                f"{path} has metric = {grid.metric!r}, which {place.dataset} has no labels for: "
+                f"{path} has metric = {grid.metric!r}, which {column.dataset} has no labels for: "
                 f"choose one of {', '.join(fitting)}"
             )
         if dataset is not None and dataset.dense:
@@ -301,7 +298,7 @@ def _check(path: Path, grid: Grid) -> None:
     most = max((shots for row in grid.rows for shots in row.shots), default=0)
     if most > grid.largest_support:
         raise FewshiftError(f"{path} asks for {most} shots: set largest_support = {most} or more")
-    labels = {place.label for place in grid.places} | {"average"}
+    labels = {column.label for column in grid.columns} | {"average"}
     for row in grid.rows:
         for label in row.paper or {}:
             if label not in labels:
@@ -314,17 +311,17 @@ def _check(path: Path, grid: Grid) -> None:
 
 
 def _check_dense(path: Path, grid: Grid, dataset: str) -> None:
-    for name in ("validate", "flaw", "target"):
-        if any(getattr(it, name, "") for it in (grid, *grid.rows)):
+    for name in ("validate", "damage", "target"):
+        if any(getattr(part, name, "") for part in (grid, *grid.rows)):
             raise FewshiftError(
-                f"{path} has {name}, which works with labels for images, not pixels as {dataset} has: leave it out"
+                f"{path} has {name}, which needs image labels, but {dataset} has pixel labels: leave it out"
             )
 
 
-def _place(text: str, dataset: str) -> Place:
+def _column(text: str, dataset: str) -> TargetColumn:
     origin, arrow, target = text.partition(ARROW)
     if not arrow:
         origin, target = "", text
     if not dataset:
         dataset, _, target = target.strip().partition(OF)
-    return Place(text, dataset, target.strip(), origin.strip())
+    return TargetColumn(text, dataset, target.strip(), origin.strip())

@@ -1,4 +1,4 @@
-"""A sweep on Ray: workers anywhere compute, and the driver alone touches the run's folder."""
+"""A sweep on Ray: workers on any node compute; only the driver writes into the run's folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.features import Experiment
+from fewshift.lab.bench.cell import Experiment
+from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.record import Record, Records
-from fewshift.lab.bench.run import Workshop
 from fewshift.lab.bench.sweep import Group, Listener, Make, missing, record_of, work_through
 
 STORE = 2**27  # bytes of a local object store: records are small
@@ -33,8 +33,8 @@ def sweep_on_ray(
 ) -> None:
     """Run what is missing on the Ray cluster at `address`, or on a local one with `workers` processors.
 
-    Every node needs fewshift, and the data and weights where `arguments` say. If Ray is connected already, that
-    connection is used and left open.
+    Every node needs fewshift, and the data and weights at the paths in `arguments`. An open connection to Ray is used
+    and left open.
     """
     if not missing(cells, Records(folder)):
         return
@@ -44,7 +44,7 @@ def sweep_on_ray(
 
 @contextmanager
 def connected(workers: int, address: str | None) -> Iterator[Any]:
-    """The module `ray`, connected and quiet; what was opened here is closed at the end."""
+    """The module `ray`, connected and quiet; a connection that was opened here is closed at the end."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else the death of a worker is printed to stdout
     if address is not None:
@@ -58,7 +58,7 @@ def connected(workers: int, address: str | None) -> Iterator[Any]:
         return
     if address is not None and address.startswith("ray://"):
         raise FewshiftError(
-            f"a Ray Client cannot stream records, '{address}' is one: run in the cluster, --address auto"
+            f"Ray Client ('{address}') cannot stream records: run inside the cluster with --address auto"
         )
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -71,8 +71,8 @@ def connected(workers: int, address: str | None) -> Iterator[Any]:
             raise FewshiftError(
                 f"Ray did not start ({why}): start fewer workers, or choose the engine local"
             ) from error
-        advice = "start it, set RAY_AUTH_MODE=token if it asks for one, or leave the address out"
-        raise FewshiftError(f"no Ray cluster lets us in at '{address}' ({why}): {advice}") from error
+        advice = "start one, set RAY_AUTH_MODE=token if it needs a token, or leave the address out"
+        raise FewshiftError(f"cannot join a Ray cluster at '{address}' ({why}): {advice}") from error
     try:
         yield ray
     finally:
@@ -80,25 +80,25 @@ def connected(workers: int, address: str | None) -> Iterator[Any]:
 
 
 class _Cluster:
-    """The workers of a Ray cluster, a processor each."""
+    """The workers of a Ray cluster, one processor each."""
 
     def __init__(self, ray: Any, make: Make, arguments: tuple[Any, ...], workers: int) -> None:
         self._ray = ray
         self._plan = make, arguments
         self._workers = workers
-        # tried again by the driver: Ray would do so for ever when memory runs out, and with cells that are done
+        # the driver retries: Ray would retry for ever when memory runs out, finished cells included
         self._task = ray.remote(num_cpus=1, max_retries=0)(_compute)
         self._groups: dict[Any, Group] = {}  # by the stream of their records
 
     @property
     def size(self) -> int:
-        """As many as there are processors now, or as `workers` if a cluster grows when more is asked of it."""
+        """The processors there are now, or `workers` if that is more: some clusters grow on demand."""
         return max(self._workers, int(self._ray.cluster_resources().get("CPU", 0)))
 
-    def begin(self, group: Group) -> None:
+    def start(self, group: Group) -> None:
         self._groups[self._task.remote(list(group.cells), *self._plan)] = group
 
-    def news(self) -> tuple[Group, Record | None]:
+    def wait(self) -> tuple[Group, Record | None]:
         trouble = self._ray.exceptions
         (stream,), _ = self._ray.wait(list(self._groups), num_returns=1)
         group = self._groups[stream]
@@ -116,26 +116,24 @@ class _Cluster:
         except trouble.RayTaskError as error:
             if isinstance(error.cause, FewshiftError):
                 raise error.cause from None
-            raise FewshiftError(
-                f"a Ray worker failed to start ({error.cause}): install fewshift on every node"
-            ) from error
+            raise FewshiftError(f"a Ray worker cannot start ({error.cause}): install fewshift on every node") from error
         if len(group.cells) == 1:
             del self._groups[stream]
         return group, record
 
     def close(self) -> None:
-        """Let nobody go on with what is not waited for."""
+        """Cancel what nobody waits for."""
         for stream in self._groups:
             self._ray.cancel(stream, force=True)
 
 
 def _compute(cells: Sequence[Experiment], make: Make, arguments: tuple[Any, ...]) -> Iterator[Record]:
-    workshop = _workshop(make, arguments)
+    materials = _materials(make, arguments)
     for cell in cells:
-        yield record_of(cell, workshop)
+        yield record_of(cell, materials)
 
 
 @cache  # one in each worker process
-def _workshop(make: Make, arguments: tuple[Any, ...]) -> Workshop:
+def _materials(make: Make, arguments: tuple[Any, ...]) -> Materials:
     torch.set_num_threads(1)
     return make(*arguments)

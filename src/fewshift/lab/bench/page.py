@@ -1,4 +1,4 @@
-"""The page of a run: its tables, how far it is, and the figures that its records allow."""
+"""The page of a run: its progress, its tables and its figures."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.features import Experiment, FeatureCell, FeatureGrid, load_grid
+from fewshift.lab.bench.cell import Experiment, FeatureCell
+from fewshift.lab.bench.classes import classes_of, scenes_of
+from fewshift.lab.bench.features import FeatureGrid, load_grid
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.pictures import classes_of, clouds, grouped, pictures_of, scenes_of
+from fewshift.lab.bench.groups import grouped
+from fewshift.lab.bench.pictures import clouds, pictures_of
 from fewshift.lab.bench.record import Record, Records
 from fewshift.lab.bench.results import outcomes, table_of
 from fewshift.lab.bench.trust import Trial, listing, picture, trials
@@ -29,20 +32,20 @@ def run_page(folder: str | Path) -> Path:
     if not grids:
         raise FewshiftError(f"there is no run in {folder}: make one with `fewshift bench GRID --out {folder}`")
     records = Records(folder).read()
-    loaded = [load_grid(it) for it in grids]
+    loaded = [load_grid(file) for file in grids]
     keys = {cell.key for grid in loaded for cell in grid.cells()}  # grids may share cells
     ours = [record for key, record in records.items() if key in keys]
-    times = sorted(it["began"] for it in ours if "began" in it)
+    times = sorted(record["began"] for record in ours if "began" in record)
     name = folder.resolve().name
     _, together = judged_of({file.stem: grid for file, grid in zip(grids, loaded, strict=True)}, records)
     run = Run(
         name,
         [_section(file.name, grid, records, f"{file.stem}-") for file, grid in zip(grids, loaded, strict=True)],
         cells=len(keys),
-        done=sum("result" in it for it in ours),
+        done=sum("result" in record for record in ours),
         began=_date(times[0]) if times else "",
         ended=_date(times[-1]) if times else "",
-        seconds=sum(it.get("seconds", 0.0) for it in ours),
+        seconds=sum(record.get("seconds", 0.0) for record in ours),
         versions=_versions(ours),
         resume=f"fewshift bench {shlex.quote(name)}/grids/*.toml --out {shlex.quote(name)}",
         together=listing("All grids: adaptations judged", together) if together else None,
@@ -63,31 +66,31 @@ def _section(file: str, grid: Grid | FeatureGrid, records: Mapping[str, Record],
         return replace(section, pictures=clouds(grid, records, key))
     finished = outcomes(grid, records)
     judged = trials(finished)
-    found = [it for it in finished if "trust" not in it.result]  # of the others, what matters is in the listing
+    plain = [outcome for outcome in finished if "trust" not in outcome.result]  # the listing has the others
     return replace(
         section,
         table=with_average(table_of(grid, records)),
         listing=listing("Adaptations judged", judged) if judged else None,
         seeds=len(grid.seeds),
-        pictures=pictures_of(grid, found, key) + picture(judged, key),
-        classes=classes_of(grid, found, key),
-        scenes=scenes_of(grid, found, key),
+        pictures=pictures_of(grid, plain, key) + picture(judged, key),
+        classes=classes_of(grid, plain, key),
+        scenes=scenes_of(grid, plain, key),
     )
 
 
 def judged_of(
     grids: Mapping[str, Grid | FeatureGrid], records: Mapping[str, Record]
 ) -> tuple[dict[str, list[Trial]], list[Trial]]:
-    """The trials of every grid that has some, and those of all where several have."""
-    found = {name: outcomes(grid, records) for name, grid in grids.items() if isinstance(grid, Grid)}
-    judged = {name: them for name, it in found.items() if (them := trials(it))}
-    return judged, trials(it for name in judged for it in found[name]) if len(judged) > 1 else []
+    """The trials of each grid that has some, and all of them together where several grids have."""
+    finished = {name: outcomes(grid, records) for name, grid in grids.items() if isinstance(grid, Grid)}
+    judged = {name: own for name, group in finished.items() if (own := trials(group))}
+    return judged, trials(outcome for name in judged for outcome in finished[name]) if len(judged) > 1 else []
 
 
 def _failures(cells: Iterable[Experiment], records: Mapping[str, Record]) -> list[Failure]:
-    """Cells that ended in the same error stand together."""
-    failed = grouped((it for it in cells if _error(it, records)), lambda it: _error(it, records))
-    return [Failure(error, len(them), list(map(_cell_words, them[:EXAMPLES]))) for error, them in failed.items()]
+    """Failed cells, grouped by their error."""
+    failed = grouped((cell for cell in cells if _error(cell, records)), lambda cell: _error(cell, records))
+    return [Failure(error, len(group), list(map(_cell_words, group[:EXAMPLES]))) for error, group in failed.items()]
 
 
 def _error(cell: Experiment, records: Mapping[str, Record]) -> str:
@@ -98,17 +101,17 @@ def _cell_words(cell: Experiment) -> str:
     if isinstance(cell, FeatureCell):
         return cell.label
     shots = "" if cell.shots is None else f", k = {cell.shots}"
-    flaw = f", {cell.flaw}" if cell.flaw else ""
-    return f"{cell.method} from {cell.source} to {cell.target}{shots}{flaw}, seed {cell.seed}"
+    damage = f", {cell.damage}" if cell.damage else ""
+    return f"{cell.method} from {cell.source} to {cell.target}{shots}{damage}, seed {cell.seed}"
 
 
 def _versions(records: Iterable[Record]) -> dict[str, str]:
-    """Of every package the versions that made these records."""
-    found: dict[str, set[str]] = {}
+    """The versions of each package that made these records."""
+    versions: dict[str, set[str]] = {}
     for record in records:
         for name, version in record.get("result", {}).get("versions", {}).items():
-            found.setdefault(name, set()).add(version)
-    return {name: " and ".join(sorted(found[name])) for name in sorted(found)}
+            versions.setdefault(name, set()).add(version)
+    return {name: " and ".join(sorted(versions[name])) for name in sorted(versions)}
 
 
 def _date(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""From records to the outcomes and the table of a grid."""
+"""The outcomes and the table of a grid, from records."""
 
 from __future__ import annotations
 
@@ -7,70 +7,65 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from fewshift.core.labels import IMAGES
+from fewshift.core.metrics import METRICS, Metric
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
-from fewshift.lab.bench.grid import Grid, Place, Row
+from fewshift.lab.bench.grid import Grid, GridRow, TargetColumn
 from fewshift.lab.bench.record import Record
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.report.tables import Entry, Line, Table
 
 RULE = "Settings are fixed per method; none was chosen on test labels."
-NAMES = {
-    "accuracy": "accuracy",
-    "macro_recall": "mean accuracy of the classes",
-    "macro_f1": "macro-F1 over the classes that occur",
-    "macro_f1_fixed": "macro-F1 over the classes there were before the support was taken out",
-    "macro_f1_with_support": "macro-F1 with the support counted in",
-    "mean_iou": "mean IoU",
-    "mean_iou_present": "mean IoU of the classes that occur",
-    "calibration_error": "expected calibration error",
-}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished cell in its place in the grid."""
+    """A finished cell, and where it stands in the table."""
 
-    row: Row
-    place: Place
+    row: GridRow
+    column: TargetColumn
     cell: Cell
     result: Mapping[str, Any]
     value: float  # what the grid measures; scores in percent
 
 
-def metric_of(grid: Grid) -> str:
+def metric_of(grid: Grid) -> Metric:
     """The grid's metric, or that of its data set."""
-    known = COLLECTIONS.get(grid.places[0].dataset)
-    return grid.metric or (known.metric if known else "accuracy")
+    known = COLLECTIONS.get(grid.columns[0].dataset)
+    return METRICS[grid.metric or (known.metric if known else IMAGES.metric)]
 
 
 def outcomes(grid: Grid, records: Mapping[str, Record]) -> list[Outcome]:
     """All finished cells, in the order of the table."""
     return [
-        it
+        outcome
         for row in grid.rows
-        for place, shots, condition in _entries(grid, row)
-        for it in _finished(grid, row, place, shots, condition, records)
+        for column, shots, condition in product(grid.columns, row.shots or (None,), row.conditions)
+        for outcome in _finished(grid, row, column, shots, condition, records)
     ]
 
 
 def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
-    """Rows by shots and condition, targets as columns; cells without a result are left empty."""
-    told = {condition for row in grid.rows for condition in row.conditions} != {Condition()}
+    """Rows by shots and condition, targets as columns; entries without a result are empty."""
+    streams_differ = {condition for row in grid.rows for condition in row.conditions} != {Condition()}
     lines = [
         Line(
             row.name,
             shots,
-            _words(condition) if told else "",
+            _words(condition) if streams_differ else "",
             tuple(
                 Entry(
-                    {it.cell.seed: it.value for it in _finished(grid, row, place, shots, condition, records)},
-                    _printed(row, place.label, shots),
+                    {
+                        outcome.cell.seed: outcome.value
+                        for outcome in _finished(grid, row, column, shots, condition, records)
+                    },
+                    _printed(row, column.label, shots),
                 )
-                for place in grid.places
+                for column in grid.columns
             ),
             _printed(row, "average", shots),
-            among=f"{condition.order} {condition.alpha} {row.target} {row.flaw}",
+            among=f"{condition.order} {condition.alpha} {row.target} {row.damage}",
         )
         for row in grid.rows
         for shots, condition in product(row.shots or (None,), row.conditions)
@@ -80,9 +75,9 @@ def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
         grid.title,
         f"{what(grid)}{cap}",
         RULE,
-        tuple(it.label for it in grid.places),
+        tuple(column.label for column in grid.columns),
         tuple(lines),
-        ranked=grid.measure == "score" and metric_of(grid) != "calibration_error",
+        ranked=grid.measure == "score" and metric_of(grid).higher_is_better,
         digits=1 if grid.measure == "score" else 2,
     )
 
@@ -94,29 +89,30 @@ def what(grid: Grid) -> str:
         "adapt_seconds": "seconds of adaptation",
         "epoch_seconds": "seconds of an epoch",
     }
-    return words.get(grid.measure) or f"{NAMES[metric_of(grid)]} in %"
-
-
-def _entries(grid: Grid, row: Row) -> list[tuple[Place, int | None, Condition]]:
-    return list(product(grid.places, row.shots or (None,), row.conditions))
+    return words.get(grid.measure) or f"{metric_of(grid).title} in %"
 
 
 def _finished(
-    grid: Grid, row: Row, place: Place, shots: int | None, condition: Condition, records: Mapping[str, Record]
+    grid: Grid,
+    row: GridRow,
+    column: TargetColumn,
+    shots: int | None,
+    condition: Condition,
+    records: Mapping[str, Record],
 ) -> list[Outcome]:
-    found = []
-    for cell in grid.cells_at(row, place, shots, condition):
+    finished = []
+    for cell in grid.cells_at(row, column, shots, condition):
         result = records.get(cell.key, {}).get("result", {})
         value = _measured(grid, result) if result else None
         if value is not None:
-            found.append(Outcome(row, place, cell, result, value))
-    return found
+            finished.append(Outcome(row, column, cell, result, value))
+    return finished
 
 
 def _measured(grid: Grid, result: Mapping[str, Any]) -> float | None:
-    """The number that the grid asks for; None where this method has none."""
+    """The number that the grid measures; None where this method has none."""
     if grid.measure == "score":
-        score = result.get(metric_of(grid))
+        score = result.get(metric_of(grid).name)
         return None if score is None else 100 * score
     if grid.measure == "adapt_seconds":
         return float(result["seconds"]["adapt"])
@@ -124,7 +120,7 @@ def _measured(grid: Grid, result: Mapping[str, Any]) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _printed(row: Row, column: str, shots: int | None) -> float | None:
+def _printed(row: GridRow, column: str, shots: int | None) -> float | None:
     paper = (row.paper or {}).get(column)
     if isinstance(paper, Mapping):
         paper = paper.get(str(shots))

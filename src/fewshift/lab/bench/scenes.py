@@ -1,4 +1,4 @@
-"""Running a cell whose images have a label for every pixel: one tally of all pixels, and pictures to look at."""
+"""Running a cell with pixel labels: one tally of all pixels, and small pictures for the page."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fewshift.core import metrics
+from fewshift.core.labels import PIXELS
 from fewshift.core.losses import at_labels
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import channels_last, like, logits_of
@@ -32,19 +33,19 @@ MOST = 3  # scenes that gained most, and that lost most, on a page
 
 
 @dataclass(frozen=True)
-class Scenery:
-    """The scenes a network is judged on, and those its support is drawn from: others, or the same."""
+class SceneSplit:
+    """The scenes that a network is judged on, and the scenes that its support is drawn from; they may be the same."""
 
     test: Scenes
     pool: Scenes
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the classes."""
         return self.test.classes
 
     def drawn(self, count: int | None, seed: int) -> Tensor:
-        """So many images of the pool, each draw part of the next larger one."""
+        """`count` images of the pool; each draw is part of every larger one."""
         if count is None:
             return torch.empty(0, dtype=torch.long)
         if count > len(self.pool):
@@ -52,7 +53,7 @@ class Scenery:
         return torch.randperm(len(self.pool), generator=torch.Generator().manual_seed(checked_seed(seed)))[:count]
 
     def judged(self, cell: Cell) -> Tensor:
-        """The images that every row is judged on: all that are in no support of this seed, capped if asked."""
+        """The images that every row is judged on: all that are in no support of this seed, up to `max_test`."""
         left = (
             self.pool.without(self.drawn(cell.largest_support, cell.seed))
             if self.pool is self.test
@@ -64,65 +65,77 @@ class Scenery:
         return order[torch.isin(order, left)][: cell.max_test].sort().values
 
 
-def run_scenes(cell: Cell, method: Method, network: nn.Module, scenery: Scenery) -> dict[str, Any]:
-    """The result of one experiment as plain numbers, and small pictures of the answers."""
-    condition = cell.condition
-    if condition.order != "shuffled" or condition.alpha is not None:
-        raise FewshiftError("scenes hold many classes each: of the conditions of a stream only batch_size fits them")
-    if method.needs is Needs.UNLABELLED or (method.needs is Needs.EITHER and cell.shots is None):
-        raise FewshiftError(f"{method.name} is run on scenes with a support only: give the row shots")
-    drawn, judged = scenery.drawn(cell.shots, cell.seed), scenery.judged(cell)
+def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit) -> dict[str, Any]:
+    """The result of one experiment as plain numbers, with small pictures of the predictions."""
+    _check(cell, method)
+    drawn, judged = split.drawn(cell.shots, cell.seed), split.judged(cell)
     if method.needs is Needs.STREAM:
         order = judged[torch.randperm(len(judged), generator=torch.Generator().manual_seed(cell.seed))]
-        batches = order.split(condition.batch_size)
+        batches = order.split(cell.condition.batch_size)
     else:
         batches = judged.split(1)
 
-    pairs = [scenery.pool[int(it)] for it in drawn]
+    pairs = [split.pool[index] for index in drawn.tolist()]
     images, labels = tuple(image for image, _ in pairs), tuple(label for _, label in pairs)
-    support = Support(images, labels, scenery.classes) if pairs else None
-    stream = Unlabelled(_Images(scenery.test, torch.cat(list(batches)))) if method.needs is Needs.STREAM else None
+    support = Support(images, labels, split.classes) if pairs else None
+    stream = Unlabelled(_Images(split.test, torch.cat(list(batches)))) if method.needs is Needs.STREAM else None
     began = time.perf_counter()
     fitted = method.fit(network, Target(support, stream), cell.seed)
     adapted = time.perf_counter()
     predictor = fitted.predictor.to(memory_format=torch.channels_last)
-    classes = len(scenery.classes)
-    counts, scores = torch.zeros(classes, classes, dtype=torch.long), dict[int, float]()
+    classes = len(split.classes)
+    tally, scores = torch.zeros(classes, classes, dtype=torch.long), dict[int, float]()
     kept = set(_spread(judged.tolist(), PICTURES))
     pictures: dict[int, dict[str, str]] = {}
-    for index, truth, answer in _answers(predictor, scenery.test, batches):
-        counts += metrics.pixel_tally(truth, answer, classes)
+    for index, truth, answer in _answers(predictor, split.test, batches):
+        tally += PIXELS.tally(truth, answer, classes)
         scores[index] = image_iou(truth, answer, classes)
         if index in kept:
-            pictures[index] = _pictures(scenery.test, index, truth, answer, whole=method.needs is Needs.NOTHING)
+            pictures[index] = _pictures(split.test, index, truth, answer, whole=method.needs is Needs.NOTHING)
     ended = time.perf_counter()
-    per_class = metrics.per_class_iou(counts).tolist()
     return {
-        "mean_iou": metrics.mean_iou(counts),
-        "mean_iou_present": metrics.mean_iou(counts, present_only=True),
-        "accuracy": metrics.accuracy(counts),
-        "macro_recall": metrics.macro_recall(counts),
-        "per_class_iou": [None if math.isnan(it) else round(it, 6) for it in per_class],
-        "tally": counts.tolist(),
-        "classes": list(scenery.classes),
-        "palette": [list(colour) for colour in scenery.test.palette],
+        **metrics.scores(metrics.Predicted(tally), PIXELS.unit),
+        "per_class_iou": [_number(score) for score in metrics.per_class_iou(tally).tolist()],
+        "tally": tally.tolist(),
+        "classes": list(split.classes),
+        "palette": [list(colour) for colour in split.test.palette],
         "support": drawn.tolist(),
-        "image_iou": {str(it): None if math.isnan(scores[it]) else round(scores[it], 6) for it in sorted(scores)},
-        "pictures": {str(it): pictures[it] for it in sorted(pictures)},
-        "realised_counts": counts.sum(1).tolist(),
-        "notes": {key: it for key, it in fitted.notes.items() if not isinstance(it, (list, dict)) or len(it) <= 20},
+        "image_iou": {str(index): _number(scores[index]) for index in sorted(scores)},
+        "pictures": {str(index): pictures[index] for index in sorted(pictures)},
+        "realised_counts": tally.sum(1).tolist(),
+        "notes": short_notes(fitted.notes),
         "layers": {},
         "seconds": {"adapt": adapted - began, "predict": ended - adapted},
     }
 
 
+def short_notes(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Notes without long lists: a record is one line."""
+    return {key: value for key, value in notes.items() if not isinstance(value, (list, dict)) or len(value) <= 20}
+
+
+def _check(cell: Cell, method: Method) -> None:
+    if cell.condition.order != "shuffled" or cell.condition.alpha is not None:
+        raise FewshiftError("a scene holds many classes: of the conditions of a stream, set only batch_size")
+    if method.needs is Needs.UNLABELLED or (method.needs is Needs.EITHER and cell.shots is None):
+        raise FewshiftError(f"{method.name} runs on scenes only with a support: give the row shots")
+
+
+def _number(score: float) -> float | None:
+    return None if math.isnan(score) else round(score, 6)
+
+
 def extremes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[Scene], list[Scene]]:
     """From the results of two cells on the same images: the scenes that gained most, and those that lost most."""
     old, new = before["image_iou"], after["image_iou"]
-    shown = [it for it in before["pictures"] if it in after["pictures"] and None not in (old.get(it), new.get(it))]
-    order = sorted(shown, key=lambda it: new[it] - old[it])
-    lost = [it for it in order if new[it] < old[it]][:MOST]
-    gained = [it for it in reversed(order) if new[it] > old[it]][:MOST]
+    shown = [
+        index
+        for index in before["pictures"]
+        if index in after["pictures"] and None not in (old.get(index), new.get(index))
+    ]
+    order = sorted(shown, key=lambda index: new[index] - old[index])
+    lost = [index for index in order if new[index] < old[index]][:MOST]
+    gained = [index for index in reversed(order) if new[index] > old[index]][:MOST]
 
     def scene(index: str) -> Scene:
         kept = before["pictures"][index]
@@ -131,18 +144,18 @@ def extremes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[
             name=kept["name"],
             pixels=_tensor(kept["image"]).permute(2, 0, 1),
             labels=_tensor(kept["labels"]),
-            answers={name: _tensor(it["answer"]) for name, it in answers.items()},
+            answers={name: _tensor(pictures["answer"]) for name, pictures in answers.items()},
             scores={"source": old[index], "adapted": new[index]},
         )
 
-    return [scene(it) for it in gained], [scene(it) for it in lost]
+    return [scene(index) for index in gained], [scene(index) for index in lost]
 
 
 @torch.no_grad()
 def _answers(predictor: nn.Module, scenes: Scenes, batches: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(index, labels, predicted classes) of one image after the other."""
     for batch in batches:
-        pairs = [scenes[it] for it in batch.tolist()]
+        pairs = [scenes[index] for index in batch.tolist()]
         images, labels = _stacked([image for image, _ in pairs]), [label for _, label in pairs]
         logits = logits_of(predictor(like(predictor, channels_last(images))))
         for index, label, answer in zip(batch.tolist(), labels, logits, strict=True):
@@ -168,20 +181,20 @@ class _Images:
 
 
 def _spread(indices: list[int], most: int) -> list[int]:
-    """So many of them, from everywhere."""
-    return indices if len(indices) <= most else [indices[it * len(indices) // most] for it in range(most)]
+    """At most `most` of them, equally spaced."""
+    return indices if len(indices) <= most else [indices[step * len(indices) // most] for step in range(most)]
 
 
 def _pictures(scenes: Scenes, index: int, labels: Tensor, answer: Tensor, *, whole: bool) -> dict[str, str]:
-    """Small pictures of an answer, and with `whole` also of the image and its labels."""
+    """Small pictures: the prediction, and with `whole` also the image and its labels."""
     size = _small(labels.shape[1], labels.shape[0])
-    found = {"answer": _encoded(indexed(resized_labels(answer.byte(), size), scenes.palette), "png")}
+    pictures = {"answer": _encoded(indexed(resized_labels(answer.byte(), size), scenes.palette), "png")}
     if whole:
         photo = photograph(scenes.pixels(index)[0]).resize(size, Image.Resampling.LANCZOS)
-        found["image"] = _encoded(photo, "jpeg")
-        found["labels"] = _encoded(indexed(resized_labels(labels.byte(), size), scenes.palette), "png")
-        found["name"] = scenes.files[index].name
-    return found
+        pictures["image"] = _encoded(photo, "jpeg")
+        pictures["labels"] = _encoded(indexed(resized_labels(labels.byte(), size), scenes.palette), "png")
+        pictures["name"] = scenes.files[index].name
+    return pictures
 
 
 def _small(width: int, height: int) -> tuple[int, int]:

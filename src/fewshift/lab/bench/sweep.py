@@ -1,4 +1,4 @@
-"""Sweep: run the cells that are missing, in this process, in several or on a cluster, and go on when one fails."""
+"""Sweep: run the missing cells in this process, in several or on a cluster; a cell that fails does not stop it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from typing import Any, Protocol
 import torch
 
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.features import Experiment, FeatureCell, embed
+from fewshift.lab.bench.cell import Experiment, FeatureCell
+from fewshift.lab.bench.features import embed
+from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.record import Record, Records
-from fewshift.lab.bench.run import Workshop, run
+from fewshift.lab.bench.run import run
 
-Make = Callable[..., Workshop]  # called once in each worker, with plain arguments that travel
+Make = Callable[..., Materials]  # called once in each worker, with plain arguments that travel
 Listener = Callable[[Record], None]
 
 TRIES = 3  # workers that may die in a cell
@@ -41,7 +43,7 @@ def sweep(
     engine: str = "local",
     address: str | None = None,
 ) -> None:
-    """Run what is missing, on this machine or with `engine` "ray"; `tell` hears of every record as it is written."""
+    """Run what is missing, on this machine or with `engine` "ray"; `tell` gets each record once it is written."""
     if engine == "ray":
         from fewshift.lab.bench.on_ray import sweep_on_ray
 
@@ -50,7 +52,7 @@ def sweep(
     if engine != "local":
         raise FewshiftError(f"there is no engine '{engine}': choose local or ray")
     if address is not None:
-        raise FewshiftError(f"the local engine knows no address, '{address}' is given: choose the engine ray")
+        raise FewshiftError(f"the local engine takes no address ('{address}'): choose the engine ray")
     if workers <= 1:
         work_through(cells, folder, _Here(make(*arguments)), tell)
         return
@@ -65,22 +67,22 @@ def missing(cells: Iterable[Experiment], records: Records) -> list[Experiment]:
 
 
 def shared(cells: Iterable[Experiment]) -> list[list[Experiment]]:
-    """Groups of cells that differ in nothing but the stream, and so may share a fit, in the order of their first."""
+    """Groups of cells that differ only in the stream, and so share a fit, in the order of their first cells."""
     groups: dict[str, list[Experiment]] = {}
     for cell in cells:
         groups.setdefault(cell.fit_key, []).append(cell)
     return list(groups.values())
 
 
-def record_of(cell: Experiment, workshop: Workshop) -> Record:
-    """Run one cell: its result, or why there is none."""
+def record_of(cell: Experiment, materials: Materials) -> Record:
+    """The record of one cell: its result, or its error."""
     began = time.time()
     try:
-        result = embed(cell, workshop) if isinstance(cell, FeatureCell) else run(cell, workshop)
+        result = embed(cell, materials) if isinstance(cell, FeatureCell) else run(cell, materials)
         return _record(cell, began, {"result": result})
     except FewshiftError as error:
         return _record(cell, began, {"error": str(error)})
-    except Exception as error:  # a sweep goes on, and the record tells
+    except Exception as error:  # the sweep continues, and the record has the error
         facts = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         return _record(cell, began, facts)
 
@@ -91,15 +93,15 @@ def _record(cell: Experiment, began: float, facts: Record) -> Record:
 
 @dataclass(eq=False)
 class Group:
-    """Cells that share a fit, for one worker, in their order: the first is the one that is being run."""
+    """Cells that share a fit, for one worker, in order; the first is the one that is running."""
 
     cells: list[Experiment]
-    began: float = 0.0  # the first, or its first try
-    deaths: int = 0  # of workers in the first
+    began: float = 0.0  # when the first cell was first tried
+    deaths: int = 0  # of workers that ran the first cell
     claims: ExitStack = field(default_factory=ExitStack)
 
     def claim(self, records: Records) -> bool:
-        """Keep the cells that no other process has, or has done meanwhile; False if none are left."""
+        """Keep the cells that no other process has claimed or finished; False if none are left."""
         mine = [cell for cell in self.cells if self.claims.enter_context(records.claim(cell.key))]
         self.cells = missing(mine, records)
         self.began = time.time()
@@ -108,46 +110,46 @@ class Group:
         return bool(self.cells)
 
     def next(self) -> None:
-        """The first has its record."""
+        """Move on to the next cell: the first has its record."""
         del self.cells[0]
         self.began, self.deaths = time.time(), 0
 
 
-class Crew(Protocol):
-    """Who computes: this process, processes beside it, or a cluster. Claims and records are not its business."""
+class Engine(Protocol):
+    """Computes records: in this process, in processes beside it, or on a cluster. It neither claims nor writes."""
 
     @property
     def size(self) -> int:
-        """Groups it takes at once."""
+        """How many groups it runs at once."""
 
-    def begin(self, group: Group) -> None:
-        """Hand over the cells of a group."""
+    def start(self, group: Group) -> None:
+        """Begin to run the cells of a group."""
 
-    def news(self) -> tuple[Group, Record | None]:
-        """Wait for the next record of a group that was begun, or None: its worker died."""
+    def wait(self) -> tuple[Group, Record | None]:
+        """The next record of a started group, or None if its worker died."""
 
 
-def work_through(cells: Iterable[Experiment], folder: str | Path, crew: Crew, tell: Listener) -> None:
-    """Let a crew run what is missing; a group is claimed when the crew has room for it, and no earlier."""
+def work_through(cells: Iterable[Experiment], folder: str | Path, engine: Engine, tell: Listener) -> None:
+    """Run what is missing on an engine; a group is claimed only when the engine has room for it."""
     records = Records(folder)
     waiting = deque(map(Group, shared(missing(cells, records))))
     busy: set[Group] = set()
     try:
         while waiting or busy:
-            while waiting and len(busy) < crew.size:
+            while waiting and len(busy) < engine.size:
                 group = waiting.popleft()
                 if group.claim(records):
                     busy.add(group)
-                    crew.begin(group)
+                    engine.start(group)
             if busy:
-                _hear(crew, records, busy, tell)
+                _record_next(engine, records, busy, tell)
     finally:
         for group in busy:
             group.claims.close()
 
 
-def _hear(crew: Crew, records: Records, busy: set[Group], tell: Listener) -> None:
-    group, record = crew.news()
+def _record_next(engine: Engine, records: Records, busy: set[Group], tell: Listener) -> None:
+    group, record = engine.wait()
     died = record is None
     group.deaths += died
     if group.deaths == TRIES:
@@ -160,53 +162,53 @@ def _hear(crew: Crew, records: Records, busy: set[Group], tell: Listener) -> Non
         busy.remove(group)
         group.claims.close()
     elif died:
-        crew.begin(group)
+        engine.start(group)
 
 
 @dataclass
 class _Here:
     """This process."""
 
-    workshop: Workshop
+    materials: Materials
     size: int = 1
 
-    def begin(self, group: Group) -> None:
+    def start(self, group: Group) -> None:
         self.group = group
 
-    def news(self) -> tuple[Group, Record]:
-        return self.group, record_of(self.group.cells[0], self.workshop)
+    def wait(self) -> tuple[Group, Record]:
+        return self.group, record_of(self.group.cells[0], self.materials)
 
 
 class _Processes:
-    """Processes of this machine, started when there is work for them, each with a workshop of its own."""
+    """Processes of this machine, started when there is work for them, each with its own materials."""
 
     def __init__(self, make: Make, arguments: tuple[Any, ...], size: int) -> None:
         self.size = size
         self._plan = make, arguments
         self._processes: dict[connection.Connection, SpawnProcess] = {}
-        self._groups: dict[connection.Connection, Group] = {}  # what each does, or has done: then it is free
+        self._groups: dict[connection.Connection, Group] = {}  # what each runs; a group without cells is done
 
-    def begin(self, group: Group) -> None:
+    def start(self, group: Group) -> None:
         free = next((wire for wire, old in self._groups.items() if not old.cells), None)
         wire = self._start() if free is None else free
         self._groups[wire] = group
-        with suppress(BrokenPipeError):  # it died while it was free: the news will tell
+        with suppress(BrokenPipeError):  # it died while it was free: `wait` will find out
             wire.send(group.cells)
 
-    def news(self) -> tuple[Group, Record | None]:
+    def wait(self) -> tuple[Group, Record | None]:
         wire: Any = connection.wait([wire for wire, group in self._groups.items() if group.cells])[0]
         group = self._groups[wire]
         try:
-            said = wire.recv()
+            message = wire.recv()
         except (EOFError, OSError):
             self._end(wire)
             return group, None
-        if isinstance(said, Exception):
-            raise said
-        return group, said
+        if isinstance(message, Exception):
+            raise message
+        return group, message
 
     def close(self) -> None:
-        """Leave no process behind, whatever it does."""
+        """Kill every process."""
         for wire in list(self._processes):
             self._end(wire)
 
@@ -216,7 +218,7 @@ class _Processes:
         process = context.Process(target=_serve, args=(other, *self._plan))
         self._processes[wire] = process
         process.start()
-        other.close()  # the worker alone has it: its end is seen here
+        other.close()  # the worker alone has it, so its death is seen here
         return wire
 
     def _end(self, wire: connection.Connection) -> None:
@@ -229,18 +231,18 @@ class _Processes:
 
 
 def _serve(wire: connection.Connection, make: Make, arguments: tuple[Any, ...]) -> None:
-    """In a worker: run the groups that come, cell after cell."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it too, and ends its workers
+    """Run the groups that arrive, cell after cell; this is the main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver gets it too, and ends its workers
     threading.Thread(target=_end_with_driver, daemon=True).start()
     torch.set_num_threads(1)
     try:
-        workshop = make(*arguments)
-    except Exception as error:  # no cell could be run: the driver raises it
+        materials = make(*arguments)
+    except Exception as error:  # no cell can run: the driver raises it
         wire.send(error)
         return
     while True:
         for cell in wire.recv():
-            wire.send(record_of(cell, workshop))
+            wire.send(record_of(cell, materials))
 
 
 def _end_with_driver() -> None:

@@ -1,4 +1,4 @@
-"""Trust: what adaptations were said to be worth, beside what they were worth on images that nobody had looked at."""
+"""Trust: the estimated gains of adaptations beside their true gains on test images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from fewshift.lab.bench.groups import grouped
 from fewshift.lab.bench.results import Outcome
 from fewshift.report import figures
 from fewshift.report import prose as words
@@ -21,14 +22,14 @@ HARM = 1.0  # points of accuracy that may be lost before it counts
 MOST_HARMFUL = 2.0  # percent of runs
 LEAST_KEPT = 90.0  # percent of the gain
 COVERAGE = (85.0, 95.0)  # percent of runs
-DECIMALS = 6  # of points: shares of so many images differ by more, errors of rounding by less
+DECIMALS = 6  # of points: less than one image makes, more than rounding errors
 TOGETHER = "all"
 
 HEADER = (
     "Accuracies and shares in %, gains over the source network in points, all on the same test images; "
     "mean ± population standard deviation over all targets and seeds. The candidate is the adapted network before the "
-    f"guard, and harmful if it is worse by more than {HARM:g} point; let through are those that were handed over. "
-    "Gain kept: the gain of what was handed over, of that of a guard which refuses every loss and nothing else. "
+    f"guard. It is harmful if it is worse than the source by more than {HARM:g} point, and let through if the guard "
+    "accepted it. Gain kept: the gain of the returned networks, as a share of what a perfect guard would keep. "
     f"Coverage: runs whose {100 * LEVEL:.0f} % interval holds the true gain of the candidate."
 )
 
@@ -51,22 +52,22 @@ class Trial:
 
     @property
     def gain(self) -> float:
-        """What adaptation was worth."""
+        """The true gain of the candidate."""
         return round(self.candidate - self.source, DECIMALS)
 
     @property
     def kept(self) -> float:
-        """What of it was handed over."""
+        """The true gain of the returned network."""
         return round(self.returned - self.source, DECIMALS)
 
     @property
     def harmful(self) -> bool:
-        """Whether the candidate is worse than the source network, and not by little."""
+        """Whether the candidate is clearly worse than the source network."""
         return self.gain < -HARM
 
     @property
     def let_through(self) -> bool:
-        """Whether what was handed over is."""
+        """Whether the returned network is clearly worse than the source network."""
         return self.kept < -HARM
 
     @property
@@ -79,7 +80,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Summary:
-    """Many trials in numbers; those in points or percent are one for each trial."""
+    """Many trials in numbers; the tuples have one value per trial."""
 
     source: tuple[float, ...]
     gains: tuple[float, ...]
@@ -98,90 +99,88 @@ class Summary:
 
     @property
     def attainable(self) -> float:
-        """The sum of points that a guard would keep that is never wrong."""
+        """The points that a perfect guard would keep."""
         return sum(max(0.0, gain) for gain in self.gains)
 
     @property
     def kept_share(self) -> float | None:
-        """In percent; None where there was nothing to gain."""
+        """Percent of the attainable gain; None where there was nothing to gain."""
         return 100 * sum(self.kept) / self.attainable if self.attainable else None
 
     @property
     def let_through_share(self) -> float | None:
-        """In percent of all runs."""
+        """Percent of all runs."""
         return 100 * self.let_through / self.runs if self.runs else None
 
     @property
     def coverage(self) -> float | None:
-        """In percent of the runs that have an interval."""
+        """Percent of the runs that have an interval."""
         return 100 * self.covered / self.intervals if self.intervals else None
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Something to reach, and whether it was; None where nobody can tell."""
+    """A goal, and whether it was met; None where the data cannot tell."""
 
     met: bool | None
     words: str
 
     @property
     def sentence(self) -> str:
-        """With the verdict first."""
+        """The verdict, then the facts."""
         return f"{ {True: 'Met', False: 'Missed', None: 'Open'}[self.met] }: {self.words}."
 
 
-def trials(found: Iterable[Outcome]) -> list[Trial]:
-    """Those of the outcomes whose adaptation was judged; a cell that stands in several places counts once."""
-    return [_trial(it) for it in {it.cell.key: it for it in found if "trust" in it.result}.values()]
+def trials(outcomes: Iterable[Outcome]) -> list[Trial]:
+    """The outcomes whose adaptation was judged; a cell that stands in several columns counts once."""
+    judged = {outcome.cell.key: outcome for outcome in outcomes if "trust" in outcome.result}
+    return [_trial(outcome) for outcome in judged.values()]
 
 
-def _trial(it: Outcome) -> Trial:
-    told = it.result["trust"]
-    gain = told["gain"] or {}
+def _trial(outcome: Outcome) -> Trial:
+    facts = outcome.result["trust"]
+    gain = facts["gain"] or {}
     return Trial(
-        it.row.name,
-        it.cell.shots,
-        it.place.label,
-        it.cell.seed,
-        **{name: 100 * told["accuracy"][name] for name in ("source", "candidate", "returned")},
-        accepted=told["accepted"],
+        outcome.row.name,
+        outcome.cell.shots,
+        outcome.column.label,
+        outcome.cell.seed,
+        **{name: 100 * facts["accuracy"][name] for name in ("source", "candidate", "returned")},
+        accepted=facts["accepted"],
         estimate=gain.get("point"),
         low=gain.get("low"),
         high=gain.get("high"),
     )
 
 
-def summed(them: Sequence[Trial]) -> Summary:
-    """What the trials have in common."""
+def summed(judged: Sequence[Trial]) -> Summary:
+    """Many trials in numbers."""
     return Summary(
-        tuple(it.source for it in them),
-        tuple(it.gain for it in them),
-        tuple(it.kept for it in them),
-        tuple(it.estimate for it in them if it.estimate is not None),
-        accepted=sum(it.accepted for it in them),
-        harmful=sum(it.harmful for it in them),
-        let_through=sum(it.let_through for it in them),
-        intervals=sum(it.covered is not None for it in them),
-        covered=sum(it.covered is True for it in them),
+        tuple(trial.source for trial in judged),
+        tuple(trial.gain for trial in judged),
+        tuple(trial.kept for trial in judged),
+        tuple(trial.estimate for trial in judged if trial.estimate is not None),
+        accepted=sum(trial.accepted for trial in judged),
+        harmful=sum(trial.harmful for trial in judged),
+        let_through=sum(trial.let_through for trial in judged),
+        intervals=sum(trial.covered is not None for trial in judged),
+        covered=sum(trial.covered is True for trial in judged),
     )
 
 
-def by_condition(them: Iterable[Trial]) -> dict[tuple[str, int | None], list[Trial]]:
+def _by_condition(judged: Iterable[Trial]) -> list[tuple[tuple[str, int | None], list[Trial]]]:
     """Groups with one condition and k, in the order of appearance."""
-    groups: dict[tuple[str, int | None], list[Trial]] = {}
-    for it in them:
-        groups.setdefault((it.condition, it.shots), []).append(it)
-    return groups
+    return list(grouped(judged, lambda trial: (trial.condition, trial.shots)).items())
 
 
-def goals(found: Summary) -> tuple[Goal, ...]:
+def goals(summary: Summary) -> tuple[Goal, ...]:
     """What the guard and the interval have to reach to be trusted."""
     least, most = COVERAGE
-    passed, kept, coverage = found.let_through_share, found.kept_share, found.coverage
+    passed, kept, coverage = summary.let_through_share, summary.kept_share, summary.coverage
     return (
         Goal(
             None if passed is None else passed <= MOST_HARMFUL,
-            f"harmful adaptations were let through in {found.let_through} of {words.counted(found.runs, 'run')} "
+            f"harmful adaptations were let through in {summary.let_through} of {words.counted(summary.runs, 'run')} "
             f"({_percent(passed)}), at most {MOST_HARMFUL:g} % are wanted",
         ),
         Goal(
@@ -192,8 +191,8 @@ def goals(found: Summary) -> tuple[Goal, ...]:
         ),
         Goal(
             None if coverage is None else least <= coverage <= most,
-            f"the {100 * LEVEL:.0f} % intervals held the true gain in {found.covered} of "
-            f"{words.counted(found.intervals, 'run')} ({_percent(coverage)}), {least:g} to {most:g} % are wanted",
+            f"the {100 * LEVEL:.0f} % intervals held the true gain in {summary.covered} of "
+            f"{words.counted(summary.intervals, 'run')} ({_percent(coverage)}), {least:g} to {most:g} % are wanted",
         ),
     )
 
@@ -202,95 +201,94 @@ def goals(found: Summary) -> tuple[Goal, ...]:
 
 
 COLUMNS: dict[str, Callable[[Summary], str]] = {
-    "runs": lambda it: str(it.runs),
-    "source accuracy": lambda it: _over(it.source),
-    "true gain, candidate": lambda it: _over(it.gains, "+z"),
-    "true gain, returned": lambda it: _over(it.kept, "+z"),
-    "estimated gain": lambda it: _over(it.estimates, "+z"),
-    "accepted": lambda it: _percent(100 * it.accepted / it.runs),
-    "harmful candidates": lambda it: str(it.harmful),
-    "harmful let through": lambda it: f"{it.let_through} ({_percent(it.let_through_share)})",
-    "gain kept": lambda it: _percent(it.kept_share),
-    "coverage": lambda it: _percent(it.coverage),
+    "runs": lambda summary: str(summary.runs),
+    "source accuracy": lambda summary: _over(summary.source),
+    "true gain, candidate": lambda summary: _over(summary.gains, "+z"),
+    "true gain, returned": lambda summary: _over(summary.kept, "+z"),
+    "estimated gain": lambda summary: _over(summary.estimates, "+z"),
+    "accepted": lambda summary: _percent(100 * summary.accepted / summary.runs),
+    "harmful candidates": lambda summary: str(summary.harmful),
+    "harmful let through": lambda summary: f"{summary.let_through} ({_percent(summary.let_through_share)})",
+    "gain kept": lambda summary: _percent(summary.kept_share),
+    "coverage": lambda summary: _percent(summary.coverage),
 }
 
 
-def listing(title: str, them: Sequence[Trial]) -> Listing:
+def listing(title: str, judged: Sequence[Trial]) -> Listing:
     """A line for each condition and k, one for all, and whether the goals were met."""
-    groups = [((name, "-" if shots is None else str(shots)), group) for (name, shots), group in _groups(them)]
+    groups = [((name, "-" if shots is None else str(shots)), group) for (name, shots), group in _by_condition(judged)]
     if len(groups) > 1:
-        groups.append(((TOGETHER, ""), list(them)))
+        groups.append(((TOGETHER, ""), list(judged)))
     return Listing(
         title,
         HEADER,
         ("condition", "k", *COLUMNS),
         tuple((*leading, *(tell(summed(group)) for tell in COLUMNS.values())) for leading, group in groups),
-        tuple(goal.sentence for goal in goals(summed(them))),
+        tuple(goal.sentence for goal in goals(summed(judged))),
     )
 
 
-def comma_separated(them: Iterable[Trial]) -> str:
+def comma_separated(judged: Iterable[Trial]) -> str:
     """One line per trial, with all its numbers."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [it.name for it in fields(Trial)]
+    names = [each.name for each in fields(Trial)]
     writer.writerow([{"shots": "k"}.get(name, name) for name in names])
-    for it in them:
-        writer.writerow([_cell(getattr(it, name)) for name in names])
+    for trial in judged:
+        writer.writerow([_cell(getattr(trial, name)) for name in names])
     return text.getvalue()
 
 
-def plain(them: Sequence[Trial]) -> dict[str, Any]:
+def plain(judged: Sequence[Trial]) -> dict[str, Any]:
     """Numbers and words, ready for JSON."""
-    lines = [{"condition": name, "k": shots, **_numbers(summed(group))} for (name, shots), group in _groups(them)]
-    return {"lines": lines, TOGETHER: _numbers(summed(them)), "goals": [asdict(it) for it in goals(summed(them))]}
+    lines = [{"condition": name, "k": k, **_numbers(summed(group))} for (name, k), group in _by_condition(judged)]
+    together = summed(judged)
+    return {"lines": lines, TOGETHER: _numbers(together), "goals": [asdict(goal) for goal in goals(together)]}
 
 
-def _groups(them: Iterable[Trial]) -> list[tuple[tuple[str, int | None], list[Trial]]]:
-    return list(by_condition(them).items())
+COUNTS = ("accepted", "harmful", "let_through", "attainable", "let_through_share", "kept_share", "coverage")
 
 
-def _numbers(found: Summary) -> dict[str, Any]:
+def _numbers(summary: Summary) -> dict[str, Any]:
+    draws = {
+        "source_accuracy": summary.source,
+        "candidate_gain": summary.gains,
+        "returned_gain": summary.kept,
+        "estimated_gain": summary.estimates,
+    }
     means = {
-        "source_accuracy": found.source,
-        "candidate_gain": found.gains,
-        "returned_gain": found.kept,
-        "estimated_gain": found.estimates,
+        name: {"mean": statistics.fmean(values), "spread": statistics.pstdev(values), "n": len(values)}
+        if values
+        else None
+        for name, values in draws.items()
     }
-    return {
-        "runs": found.runs,
-        **{
-            name: {"mean": statistics.fmean(it), "spread": statistics.pstdev(it), "n": len(it)} if it else None
-            for name, it in means.items()
-        },
-        **{name: getattr(found, name) for name in ("accepted", "harmful", "let_through", "attainable")},
-        **{name: getattr(found, name) for name in ("let_through_share", "kept_share", "coverage")},
-    }
+    return {"runs": summary.runs, **means, **{name: getattr(summary, name) for name in COUNTS}}
 
 
 # picture
 
 
-def picture(them: Sequence[Trial], key: str) -> list[Picture]:
-    """The estimated gain of every candidate against its true one; none where nothing was estimated."""
-    told: dict[str, list[Estimate]] = {}
-    for it in them:
-        if it.estimate is not None and it.low is not None and it.high is not None:
-            told.setdefault(it.condition, []).append(Estimate(it.gain, it.estimate, it.low, it.high))
-    if not told:
+def picture(judged: Sequence[Trial], key: str) -> list[Picture]:
+    """The estimated gain of every candidate against its true gain; no picture where nothing was estimated."""
+    estimates: dict[str, list[Estimate]] = {}
+    for trial in judged:
+        if trial.estimate is not None and trial.low is not None and trial.high is not None:
+            estimate = Estimate(trial.gain, trial.estimate, trial.low, trial.high)
+            estimates.setdefault(trial.condition, []).append(estimate)
+    if not estimates:
         return []
-    found = summed(them)
+    summary = summed(judged)
     facts = "; ".join(
-        f"{name}: {words.counted(len(points), 'run')}, true {_over([it.truth for it in points], '+z')}, "
-        f"estimated {_over([it.point for it in points], '+z')}"
-        for name, points in told.items()
+        f"{name}: {words.counted(len(group), 'run')}, true {_over([each.truth for each in group], '+z')}, "
+        f"estimated {_over([each.point for each in group], '+z')}"
+        for name, group in estimates.items()
     )
     coverage = (
-        f"{found.covered} of {found.intervals} intervals ({_percent(found.coverage)}) hold the true gain and cross the "
-        "diagonal"
+        f"{summary.covered} of {summary.intervals} intervals ({_percent(summary.coverage)}) hold the true gain and "
+        "cross the diagonal"
     )
     svg = figures.estimates(
-        told,
+        estimates,
         across="true gain, points",
         label="estimated gain, points",
         key=f"{key}trust",
