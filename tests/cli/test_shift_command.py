@@ -14,6 +14,7 @@ from torch import nn
 
 import fewshift
 from fewshift import Preprocess
+from fewshift.report import prose
 from tests.cli.test_commands import network_options, place, run, small_network  # noqa: F401
 
 STEPS = Preprocess(None, 16, (0.5,) * 3, (0.25,) * 3)
@@ -24,17 +25,19 @@ def test_the_verdict_comes_first_and_then_the_layers(run, place):
     expected = fewshift.shift(small_network(), place / "photos", preprocess=STEPS)
     assert done.code == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == expected.words
+    assert lines[0] == prose.shift(expected)
     rows = [line.split() for line in lines if line.strip().startswith("bn")]
-    assert [row[0] for row in rows] == [it.name for it in expected.ranked]
-    assert [row[1] for row in rows] == [f"{it.score:.2f}" for it in expected.ranked]
+    assert [row[0] for row in rows] == [layer.name for layer in expected.ranked]
+    assert [row[1] for row in rows] == [f"{layer.score:.2f}" for layer in expected.ranked]
 
 
 def test_json_is_what_the_function_returns(run, place):
     done = run("shift", *network_options(place), place / "photos", "--json")
     assert done.code == 0, done.stderr
     expected = fewshift.shift(small_network(), place / "photos", preprocess=STEPS)
-    assert json.loads(done.stdout) == json.loads(json.dumps(expected.to_json()))
+    numbers = json.loads(done.stdout)
+    assert numbers.pop("words") == prose.shift(expected)
+    assert numbers == json.loads(json.dumps(expected.to_json()))
 
 
 def test_the_exit_code_is_0_with_an_alarm_and_without(run, place):
@@ -78,7 +81,7 @@ def deep_network(num_classes: int = 3) -> nn.Module:
     ],
 )
 def test_a_mistake_is_one_sentence_on_stderr(run, place, words, sentence):
-    words = [place / it if it == "photos" else it for it in words]
+    words = [place / word if word == "photos" else word for word in words]
     done = run("shift", *network_options(place), *words)
     assert done.code == 1
     assert sentence in done.stderr

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fewshift import LCCS, METHODS, Adaptation, Method, Preprocess, Support, adapt
 from fewshift.lab.demo import Demo, Row
 from fewshift.trust.calibration import calibration_of
-from fewshift.trust.gain import HeldOut, gain_of
-from fewshift.trust.guard import Evidence
+from fewshift.trust.guard import Evidence, Rule, Verdict, Weakness
+from fewshift.trust.held_out import ImageAnswers
 
 EVIL = ('<script>alert("1")</script>', '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }} &lt; $x$", "never \udcff seen")
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -102,11 +102,11 @@ def demonstration() -> Demo:
 
 def held_out(
     labels: list[int], source: list[int], adapted: list[int], images: list[int] | None = None, classes: int = len(EVIL)
-) -> HeldOut:
+) -> ImageAnswers:
     """Held-out predictions, one per image unless `images` says which image each belongs to."""
     logits = [5 * torch.nn.functional.one_hot(torch.tensor(each), classes).double() for each in (source, adapted)]
     numbers = torch.tensor(images or range(len(labels)))
-    return HeldOut(torch.tensor(labels), numbers, torch.arange(len(labels)) % 2, *logits)
+    return ImageAnswers(numbers, torch.arange(len(labels)) % 2, torch.tensor(labels), *logits)
 
 
 HELD = held_out([0, 1, 2, 0, 1, 2], [0, 1, 3, 3, 3, 2], [1, 1, 2, 2, 3, 2])  # one lost, one won, one still wrong
@@ -115,13 +115,12 @@ BYTES = torch.randint(0, 256, (6, 3, 6, 6), generator=torch.Generator().manual_s
 
 
 def with_evidence(
-    held: HeldOut = HELD, result: Adaptation | None = None, *, weak: bool = False, **facts: Any
+    held: ImageAnswers = HELD, result: Adaptation | None = None, *, weak: bool = False, **facts: Any
 ) -> Adaptation:
     """An adaptation as if these had been its held-out predictions, on these pixels."""
-    gain = gain_of(held, weak=weak)
-    evidence = Evidence(gain, held, "classes have a single image: weak evidence" if weak else "")
+    evidence = Evidence(held.gain(weak=weak), held, weakness=Weakness.ONE_SHOT if weak else None)
     pictures = Support(STEPS.normalise(BYTES), torch.arange(6) % 3, EVIL)
-    known = {"reason": f"accepted: {gain.words}", "support": pictures, "preprocess": STEPS}
+    known = {"verdict": Verdict(True, Rule.LIKELIHOOD), "support": pictures, "preprocess": STEPS}
     return replace(result or bare(), evidence=evidence, calibration=calibration_of(held), **(known | facts))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fewshift.lab.bench.page import run_page
-from fewshift.report import adaptation_page, demo_page
+from fewshift.report.pages import adaptation_page, demo_page
 from tests.conftest import Tab
 from tests.helpers.pages import JUDGED, demonstration
 from tests.lab.bench.test_page import FEATURES, GRIDS, embedded, fill

@@ -17,9 +17,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fewshift import LCCS, Adaptation, FewshiftError, Method
-from fewshift.api import LayerReport
-from fewshift.report import adaptation_page, demo_page, figures
+from fewshift.report import figures
 from fewshift.report.judged import flipped, judged
+from fewshift.report.pages import adaptation_page, demo_page
+from fewshift.report.results import LayerReport
+from fewshift.trust.choice import Choice
 from tests.helpers.pages import (
     BYTES,
     EVIL,
@@ -242,9 +244,8 @@ def test_calibration_is_told_where_something_was_held_out(page_of: Callable[[str
 
 
 def test_what_held_out_images_chose_is_told(folder: Path) -> None:
-    held = replace(HELD, candidates={"finetuned": HELD.adapted, "source": HELD.source})
-    facts = {"method": LCCS(classifier="evidence"), "notes": {"classifier": "ncc"}}
-    words = words_of(adaptation_page(with_evidence(held, **facts), folder / "chosen.html"))
+    choice = Choice({"finetuned": HELD, "ncc": replace(HELD, adapted=HELD.source)}, "ncc")
+    words = words_of(adaptation_page(with_evidence(choice=choice), folder / "chosen.html"))
     assert re.search("2 classifiers.*nearest centroids", words)
 
 

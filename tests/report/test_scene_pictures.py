@@ -28,8 +28,7 @@ from fewshift.images.label_files import (
 )
 from fewshift.lab.datasets import street
 from fewshift.lab.datasets.catalog import COLLECTIONS
-from fewshift.report import adaptation_page
-from fewshift.report.pages import PICTURED, evaluation_page
+from fewshift.report.pages import PICTURED, adaptation_page, evaluation_page
 from fewshift.report.scenes import (
     LARGEST,
     Scene,
