@@ -14,11 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fewshift.api import Adaptation, Inspection, adapt, inspect
+    from fewshift.api import Adaptation, Inspection, adapt, evaluate, inspect, predict
     from fewshift.core.delta import Delta, apply, revert
     from fewshift.core.method import Method
     from fewshift.core.network import Network
     from fewshift.core.support import Support, Target, draw_support
+    from fewshift.deploy.bulk import ImagePredictions, PixelPredictions
     from fewshift.errors import FewshiftError
     from fewshift.images import Preprocess
     from fewshift.methods.adabn import AdaBN
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from fewshift.methods.tent import Tent
     from fewshift.methods.testtime_bn import TestTimeBN
     from fewshift.trust.comparison import Comparison, compare
+    from fewshift.trust.evaluation import Evaluation, ImageEvaluation, PixelEvaluation
+    from fewshift.trust.leaks import LeakWarning
     from fewshift.trust.learning_curve import LearningCurve, learning_curve
     from fewshift.trust.shift import Shift, shift
     from fewshift.version import __version__
@@ -36,11 +39,19 @@ _HOMES = {
     "Adaptation": "api",
     "Inspection": "api",
     "adapt": "api",
+    "evaluate": "api",
     "inspect": "api",
+    "predict": "api",
     "Comparison": "trust.comparison",
     "compare": "trust.comparison",
     "LearningCurve": "trust.learning_curve",
     "learning_curve": "trust.learning_curve",
+    "Evaluation": "trust.evaluation",
+    "ImageEvaluation": "trust.evaluation",
+    "PixelEvaluation": "trust.evaluation",
+    "LeakWarning": "trust.leaks",
+    "ImagePredictions": "deploy.bulk",
+    "PixelPredictions": "deploy.bulk",
     "Preprocess": "images",
     "Delta": "core.delta",
     "apply": "core.delta",
@@ -69,11 +80,17 @@ __all__ = [
     "Adaptation",
     "Comparison",
     "Delta",
+    "Evaluation",
     "FewshiftError",
+    "ImageEvaluation",
+    "ImagePredictions",
     "Inspection",
+    "LeakWarning",
     "LearningCurve",
     "Method",
     "Network",
+    "PixelEvaluation",
+    "PixelPredictions",
     "Preprocess",
     "Shift",
     "Source",
@@ -86,8 +103,10 @@ __all__ = [
     "apply",
     "compare",
     "draw_support",
+    "evaluate",
     "inspect",
     "learning_curve",
+    "predict",
     "revert",
     "shift",
 ]

@@ -21,12 +21,15 @@ from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Layer, Network, Skipped, like, list_layers
 from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target, Unlabelled
+from fewshift.deploy.bulk import Files, ImagePredictions, PixelPredictions, predict_files
 from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess
-from fewshift.images.inputs import as_support, as_unlabelled
+from fewshift.images.inputs import as_labelled, as_support, as_unlabelled
+from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import METHODS
 from fewshift.methods.lccs import LCCS
 from fewshift.trust.calibration import Calibration, calibrated, calibration_of
+from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.gain import Gain, HeldOut, choose
 from fewshift.trust.guard import Accept, Evidence, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
@@ -310,3 +313,99 @@ def _layer_reports(
     done = [LayerReport(it.name, it.kind, it.channels, details=details.get(it.name)) for it in layers]
     left = [LayerReport(it.name, it.kind, 0, skipped=it.reason) for it in skipped]
     return tuple(done + left)
+
+
+def predict(
+    model: nn.Module,
+    images: Files,
+    *,
+    delta: Delta | str | Path | None = None,
+    out: str | Path | None = None,
+    preprocess: Preprocess | None = None,
+    classes: Sequence[str] | None = None,
+    window: Size | None = None,
+    stride: Size | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    batch_size: int = 32,
+    progress: progress_.Listener | None = None,
+) -> ImagePredictions | PixelPredictions:
+    """Predict image files: a class and its probability for each, or a class for every pixel.
+
+    `images` is a folder, a file, or a list of files. `delta`, an adaptation or its file, is applied to a copy of
+    `model` first. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's
+    card. A network with one output per image gives a table, `out` is its CSV file. A network that labels pixels writes
+    label maps and overlays into the folder `out`; `window` and `stride`, in preprocessed pixels, let it see large
+    images in parts. `resume` skips images that the same network labelled there before, `overwrite` replaces them.
+    """
+    networks, steps, names = _opened(model, delta, preprocess, classes)
+    if steps is None:
+        raise FewshiftError(
+            f"how the {type(model).__name__} wants its images is not known: pass preprocess=fewshift.Preprocess(...)"
+        )
+    *_, network = networks.values()
+    with progress_.told_to(progress):
+        return predict_files(
+            network,
+            images,
+            steps,
+            names,
+            out=out,
+            window=window,
+            stride=stride,
+            resume=resume,
+            overwrite=overwrite,
+            batch_size=batch_size,
+        )
+
+
+def evaluate(
+    model: nn.Module,
+    labelled: Any,
+    *,
+    delta: Delta | str | Path | None = None,
+    support: Any = None,
+    preprocess: Preprocess | None = None,
+    classes: Sequence[str] | None = None,
+    window: Size | None = None,
+    stride: Size | None = None,
+    progress: progress_.Listener | None = None,
+) -> Evaluation:
+    """Accuracy per class on labelled images, or IoU per class on labelled pixels; with a `delta`, before and after it.
+
+    `labelled` is a folder of class folders, one with images/ and labels/, (images, labels) tensors, a dataset or a
+    `Support`. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's card.
+    `support`, the images that the network was adapted to, makes an image in both sets an error. `window` and `stride`,
+    in preprocessed pixels, let a network that labels pixels see large images in parts.
+    """
+    networks, steps, names = _opened(model, delta, preprocess, classes)
+    if support is not None:
+        refuse_leaks(find_leaks(support, labelled, preprocess=steps))
+    *_, network = networks.values()
+    images = as_labelled(labelled, steps, names, network=network, window=window, stride=stride)
+    with progress_.told_to(progress):
+        return evaluate_networks(networks, images, window=window, stride=stride)
+
+
+def _opened(
+    model: nn.Module,
+    delta: Delta | str | Path | None,
+    preprocess: Preprocess | None,
+    classes: Sequence[str] | None,
+) -> tuple[dict[str, nn.Module], Preprocess | None, tuple[str, ...] | None]:
+    """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known."""
+    known_steps, known_classes = _known(model)
+    networks = {"source": model}
+    if delta is not None:
+        change = delta if isinstance(delta, Delta) else Delta.load(delta)
+        networks["adapted"] = change.apply(model, classes)
+        known_steps = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else known_steps
+        known_classes = change.classes or known_classes
+    return networks, preprocess or known_steps, known_classes if classes is None else tuple(classes)
+
+
+def _known(model: nn.Module) -> tuple[Preprocess | None, tuple[str, ...] | None]:
+    """The preprocessing and the classes on the card of a network, where it carries one."""
+    card = getattr(model, "fewshift_card", None)
+    steps, names = getattr(card, "preprocess", None), getattr(card, "classes", None)
+    return steps if isinstance(steps, Preprocess) else None, names

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+ORDER = ("demo", "inspect", "adapt", "predict", "evaluate", "merge", "compare", "learning-curve")
+"""The commands that help lists first; the others follow in the order of their modules."""
+
+
+class Commands(TyperGroup):
+    """The commands in the order in which a newcomer meets them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Give the names for the help."""
+        names = super().list_commands(ctx)
+        return [name for name in ORDER if name in names] + [name for name in names if name not in ORDER]
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Fit a trained network to a new place with a handful of labelled images.",
     no_args_is_help=True,
     add_completion=False,
@@ -32,3 +47,9 @@ Mean = Annotated[str | None, typer.Option(help="Per channel, such as 0.485,0.456
 Std = Annotated[str | None, typer.Option(help="Per channel.")]
 DeltaFile = Annotated[Path | None, typer.Option(help="A delta written by `fewshift adapt --out`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
+Window = Annotated[
+    int | None,
+    typer.Option(min=1, help="With pixel labels: see images through a window of this many preprocessed pixels."),
+]
+Stride = Annotated[int | None, typer.Option(min=1, help="From window to window; two thirds of it by default.")]

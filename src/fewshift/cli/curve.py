@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.app import Classes, Crop, Json, Mean, Model, Resize, Std, Weights, app
+from fewshift.cli.app import LABELLED, Classes, Crop, Json, Mean, Model, Resize, Std, Weights, app
 from fewshift.cli.console import check_outputs, print_json, print_table, progress_bar
 from fewshift.cli.loading import load_network, method_named, read_support, steps_of
-from fewshift.cli.networks import LABELLED
 
 
 @app.command()

@@ -1,20 +1,16 @@
-"""What the options of a command name, as what the library takes: networks, methods, labelled images, answers."""
+"""What the options of a command name, as what the library takes: networks, methods, labelled images."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fewshift.cli.console import progress_bar
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fewshift.core.method import Method
     from fewshift.core.support import Support
     from fewshift.models.libraries import Loaded
@@ -76,30 +72,6 @@ def read_support(root: Path, loaded: Loaded, shots: int | None, seed: int) -> Su
     from fewshift.images.inputs import as_support
 
     return as_support(root, steps_of(loaded), classes=loaded.classes, shots=shots, seed=seed, network=loaded.model)
-
-
-def answers_of(loaded: Loaded, files: list[Path], batch: int = 32) -> Iterator[Tensor]:
-    """Class probabilities of one image after another; images are read a batch at a time."""
-    import torch
-
-    from fewshift.core.network import like, logits_of
-    from fewshift.images import open_image
-    from fewshift.images.sliding_window import output_shape
-
-    steps, network = steps_of(loaded), loaded.model.eval()
-    with progress_bar() as tell, torch.no_grad():
-        for start in range(0, len(files), batch):
-            images = [steps(open_image(file, steps.mode)) for file in files[start : start + batch]]
-            same = len({image.shape for image in images}) == 1
-            for group in [torch.stack(images)] if same else [image.unsqueeze(0) for image in images]:
-                logits = logits_of(network(like(network, group)))
-                several = logits[0].numel() != logits.shape[1]
-                if several or (logits.ndim == 4 and len(output_shape(network, group[0])) == 3):
-                    raise FewshiftError(
-                        f"{loaded.name} labels every pixel: give a folder with images/ and labels/ of the same names"
-                    )
-                yield from logits.flatten(1).float().softmax(1)
-            tell("images", min(start + batch, len(files)), len(files))
 
 
 def method_named(name: str, settings: list[str]) -> Method:

@@ -1,0 +1,1 @@
+"""An adapted network where it has to run."""
