@@ -1,9 +1,10 @@
 """Fit a trained network to a new place with a handful of labelled images.
 
-    result = fewshift.adapt(model, "photos/", preprocess=...)
+    net = fewshift.load("timm:resnet18", weights="w.safetensors")
+    result = fewshift.adapt(net, "photos/")
     result.model                       # the same class, adapted
     result.delta.save("camera-7.safetensors")
-    fewshift.apply(model, "camera-7.safetensors")
+    fewshift.apply(net, "camera-7.safetensors")
 
 Names are imported when they are first used, so that importing the package costs nothing.
 """
@@ -14,14 +15,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fewshift.api import Inspection, adapt, compare, inspect, learning_curve, load, shift
-    from fewshift.core.delta import Delta, apply, revert
+    from fewshift.api import (
+        adapt,
+        apply,
+        compare,
+        evaluate,
+        inspect,
+        learning_curve,
+        load,
+        merge,
+        predict,
+        revert,
+        shift,
+    )
+    from fewshift.core.delta import Delta
     from fewshift.core.method import Method
     from fewshift.core.network import Network
     from fewshift.core.support import Support, Target, draw_support
+    from fewshift.deploy.bulk import ImagePredictions, PixelPredictions
     from fewshift.errors import FewshiftError
-    from fewshift.images import Preprocess
+    from fewshift.images.preprocess import Preprocess
     from fewshift.methods.adabn import AdaBN
+    from fewshift.methods.auto import Auto
     from fewshift.methods.catalog import METHODS
     from fewshift.methods.lccs import LCCS
     from fewshift.methods.source import Source
@@ -29,53 +44,83 @@ if TYPE_CHECKING:
     from fewshift.methods.testtime_bn import TestTimeBN
     from fewshift.report.comparison import Comparison
     from fewshift.report.learning_curve import LearningCurve
-    from fewshift.report.results import Adaptation
+    from fewshift.report.results import Adaptation, Inspection
+    from fewshift.trust.evaluation import Evaluation, ImageEvaluation, PixelEvaluation
+    from fewshift.trust.leaks import LeakWarning
     from fewshift.trust.shift import Shift
     from fewshift.version import __version__
 
-_HOMES = {
-    "Adaptation": "report.results",
-    "Inspection": "api",
-    "adapt": "api",
-    "inspect": "api",
-    "load": "api",
-    "Comparison": "report.comparison",
-    "compare": "api",
-    "LearningCurve": "report.learning_curve",
-    "learning_curve": "api",
-    "Preprocess": "images",
-    "Delta": "core.delta",
-    "apply": "core.delta",
-    "revert": "core.delta",
-    "FewshiftError": "errors",
-    "Method": "core.method",
-    "METHODS": "methods.catalog",
-    "LCCS": "methods.lccs",
-    "AdaBN": "methods.adabn",
-    "Source": "methods.source",
-    "Tent": "methods.tent",
-    "TestTimeBN": "methods.testtime_bn",
-    "Network": "core.network",
-    "Shift": "trust.shift",
-    "shift": "api",
-    "Support": "core.support",
-    "Target": "core.support",
-    "draw_support": "core.support",
-    "__version__": "version",
+_NAMES = {
+    "api": (
+        "adapt",
+        "apply",
+        "compare",
+        "evaluate",
+        "inspect",
+        "learning_curve",
+        "load",
+        "merge",
+        "predict",
+        "revert",
+        "shift",
+    ),
+    "core.delta": ("Delta",),
+    "core.method": ("Method",),
+    "core.network": ("Network",),
+    "core.support": (
+        "Support",
+        "Target",
+        "draw_support",
+    ),
+    "deploy.bulk": (
+        "ImagePredictions",
+        "PixelPredictions",
+    ),
+    "errors": ("FewshiftError",),
+    "images.preprocess": ("Preprocess",),
+    "methods.adabn": ("AdaBN",),
+    "methods.auto": ("Auto",),
+    "methods.catalog": ("METHODS",),
+    "methods.lccs": ("LCCS",),
+    "methods.source": ("Source",),
+    "methods.tent": ("Tent",),
+    "methods.testtime_bn": ("TestTimeBN",),
+    "report.comparison": ("Comparison",),
+    "report.learning_curve": ("LearningCurve",),
+    "report.results": (
+        "Adaptation",
+        "Inspection",
+    ),
+    "trust.evaluation": (
+        "Evaluation",
+        "ImageEvaluation",
+        "PixelEvaluation",
+    ),
+    "trust.leaks": ("LeakWarning",),
+    "trust.shift": ("Shift",),
+    "version": ("__version__",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "LCCS",
     "METHODS",
     "AdaBN",
     "Adaptation",
+    "Auto",
     "Comparison",
     "Delta",
+    "Evaluation",
     "FewshiftError",
+    "ImageEvaluation",
+    "ImagePredictions",
     "Inspection",
+    "LeakWarning",
     "LearningCurve",
     "Method",
     "Network",
+    "PixelEvaluation",
+    "PixelPredictions",
     "Preprocess",
     "Shift",
     "Source",
@@ -88,9 +133,12 @@ __all__ = [
     "apply",
     "compare",
     "draw_support",
+    "evaluate",
     "inspect",
     "learning_curve",
     "load",
+    "merge",
+    "predict",
     "revert",
     "shift",
 ]

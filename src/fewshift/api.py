@@ -11,51 +11,37 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress
-from fewshift.core.delta import Delta, apply, revert
+from fewshift.core.delta import Delta
+from fewshift.core.delta import apply as apply
+from fewshift.core.delta import revert as revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
-from fewshift.core.method import Fitted, Method, Needs
+from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network, list_layers
 from fewshift.core.support import Support
+from fewshift.deploy.bulk import Files, ImagePredictions, PixelPredictions, predict_files
 from fewshift.deploy.merged import write_merged
 from fewshift.errors import FewshiftError
+from fewshift.images.inputs import as_labelled
 from fewshift.images.preprocess import Preprocess
-from fewshift.methods.catalog import method_from_words, method_of
-from fewshift.methods.source import Source
-from fewshift.models.cards import known_card
-from fewshift.models.libraries import load
-from fewshift.opening import Opened, open_target, steps_for
+from fewshift.images.sliding_window import Size
+from fewshift.methods.catalog import method_from_words as method_from_words
+from fewshift.methods.catalog import method_of as method_of
+from fewshift.models.cards import known_card as known_card
+from fewshift.models.libraries import load as load
+from fewshift.opening import open_networks, open_target, steps_for
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
-from fewshift.report.results import Adaptation, Inspection, LayerReport
+from fewshift.report.results import Adaptation, Inspection, layer_reports
 from fewshift.trust import comparison
 from fewshift.trust import learning_curve as curve
-from fewshift.trust.calibration import Calibration, calibrated, calibration_of
+from fewshift.trust.calibration import calibrate
 from fewshift.trust.choice import adapted_to, fit_chosen
-from fewshift.trust.comparison import RULES, SOURCE, Row
-from fewshift.trust.gain import Gain
+from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
-from fewshift.trust.held_out import HeldOut, ImageAnswers
-from fewshift.trust.leaks import LeakWarning
+from fewshift.trust.leaks import find_leaks, refuse_leaks
 from fewshift.trust.shift import Shift
 from fewshift.trust.shift import shift as shift_of
-
-__all__ = [
-    "Inspection",
-    "LeakWarning",
-    "adapt",
-    "apply",
-    "compare",
-    "inspect",
-    "known_card",
-    "learning_curve",
-    "load",
-    "merge",
-    "method_from_words",
-    "method_of",
-    "revert",
-    "shift",
-]
 
 Steps = Preprocess | Callable[[Any], Tensor] | None
 
@@ -113,11 +99,11 @@ def adapt(
         evidence = gather(network, target, chosen, fitted, choice, judges, seed)
         # of several candidates, the temperature is that of the one that was taken
         held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
-        predictor, calibration = _calibrated(opened, fitted, held, evidence.gain)
+        predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)
     verdict = decide(accept, evidence)
     candidate = predictor.to(opened.home)
     return Adaptation(
-        model=candidate if verdict.accepted else _as_it_came(opened),
+        model=candidate if verdict.accepted else network.with_tensors({}).to(opened.home),
         source=model,
         method=chosen,
         verdict=verdict,
@@ -125,7 +111,7 @@ def adapt(
         choice=choice,
         calibration=calibration,
         candidate=candidate,
-        layers=_layer_reports(network, fitted),
+        layers=layer_reports(network, fitted),
         notes=fitted.notes | ({"temperature": calibration.temperature} if calibration and calibration.applied else {}),
         support=target.support,
         validation=judges if isinstance(judges, Support) else None,
@@ -165,7 +151,7 @@ def compare(
     why.
     """
     began = time.perf_counter()
-    if select not in (None, *RULES):
+    if select not in (None, *comparison.RULES):
         raise FewshiftError(f"select={select!r} is no rule: choose 'best', 'clear' or None")
     if isinstance(methods, str):
         raise FewshiftError(f"methods={methods!r} is one word: give a list of names")
@@ -183,19 +169,10 @@ def compare(
     judges = opened.evidence_from(validate, preprocess)
     assert judges is not None  # validate is not None
     comparison.check_labels(opened.network, opened.target, judges, seed)
-
-    def row(label: str, method: Method) -> Row:
-        start = time.perf_counter()
-        with _progress.told_to(progress and _naming(label, progress)):
-            evidence = comparison.judge(opened.network, opened.target, method, judges, seed)
-        return Row(label, method, evidence, time.perf_counter() - start)
-
-    labels = comparison.labelled(chosen)
-    with _progress.told_to(progress):
-        rows = {label: row(label, labels[label]) for label in _progress.track(list(labels), "methods")}
+    rows, source = comparison.rank(opened.network, opened.target, chosen, judges, seed, progress)
     return Comparison(
-        rows=tuple(rows.values()),
-        source=rows[SOURCE] if SOURCE in rows else row(SOURCE, Source()),
+        rows=rows,
+        source=source,
         select=select,
         validate="labelled images" if isinstance(judges, Support) else judges,
         network=type(model).__name__,
@@ -272,6 +249,78 @@ def learning_curve(
     )
 
 
+def predict(
+    model: nn.Module,
+    images: Files,
+    *,
+    delta: Delta | str | Path | None = None,
+    out: str | Path | None = None,
+    preprocess: Preprocess | None = None,
+    classes: Sequence[str] | None = None,
+    window: Size | None = None,
+    stride: Size | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    batch_size: int = 32,
+    progress: _progress.Listener | None = None,
+) -> ImagePredictions | PixelPredictions:
+    """Predict image files: a class and its probability for each, or a class for every pixel.
+
+    `images` is a folder, a file, or a list of files. `delta`, an adaptation or its file, is applied to a copy of
+    `model` first. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's
+    card. A network with one output per image gives a table, `out` is its CSV file. A network that labels pixels writes
+    label maps and overlays into the folder `out`; `window` and `stride`, in preprocessed pixels, let it see large
+    images in parts. `resume` skips images that the same network labelled there before, `overwrite` replaces them.
+    """
+    networks, steps, names = open_networks(model, delta, preprocess, classes)
+    if steps is None:
+        raise FewshiftError(
+            f"how the {type(model).__name__} wants its images is not known: pass preprocess=fewshift.Preprocess(...)"
+        )
+    *_, network = networks.values()
+    with _progress.told_to(progress):
+        return predict_files(
+            network,
+            images,
+            steps,
+            names,
+            out=out,
+            window=window,
+            stride=stride,
+            resume=resume,
+            overwrite=overwrite,
+            batch_size=batch_size,
+        )
+
+
+def evaluate(
+    model: nn.Module,
+    labelled: Any,
+    *,
+    delta: Delta | str | Path | None = None,
+    support: Any = None,
+    preprocess: Preprocess | None = None,
+    classes: Sequence[str] | None = None,
+    window: Size | None = None,
+    stride: Size | None = None,
+    progress: _progress.Listener | None = None,
+) -> Evaluation:
+    """Accuracy per class on labelled images, or IoU per class on labelled pixels; with a `delta`, before and after it.
+
+    `labelled` is a folder of class folders, one with images/ and labels/, (images, labels) tensors, a dataset or a
+    `Support`. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's card.
+    `support`, the images that the network was adapted to, makes an image in both sets an error. `window` and `stride`,
+    in preprocessed pixels, let a network that labels pixels see large images in parts.
+    """
+    networks, steps, names = open_networks(model, delta, preprocess, classes)
+    if support is not None:
+        refuse_leaks(find_leaks(support, labelled, preprocess=steps))
+    *_, network = networks.values()
+    images = as_labelled(labelled, steps, names, network=network, window=window, stride=stride)
+    with _progress.told_to(progress):
+        return evaluate_networks(networks, images, window=window, stride=stride)
+
+
 def shift(
     model: nn.Module,
     images: Any,
@@ -308,33 +357,3 @@ def inspect(
 def merge(model: nn.Module, delta: Delta | str | Path, out: str | Path, *, undo: bool = False) -> Path:
     """Write the adapted network as ordinary weights with a card beside them; with `undo`, the source network's."""
     return write_merged(model, delta if isinstance(delta, Delta) else Delta.load(delta), Path(out), undo=undo)
-
-
-def _calibrated(
-    opened: Opened, fitted: Fitted, held: HeldOut | None, gain: Gain | None
-) -> tuple[nn.Module, Calibration | None]:
-    """The predictor under the temperature that held-out images give it, where they are enough to tell."""
-    if not isinstance(held, ImageAnswers) or gain is None:
-        return fitted.predictor, None
-    calibration = calibration_of(held)
-    if calibration is None:
-        return fitted.predictor, None
-    return calibrated(opened.network, fitted.predictor, calibration, opened.images, weak=gain.weak)
-
-
-def _as_it_came(opened: Opened) -> nn.Module:
-    return opened.network.with_tensors({}).to(opened.home)
-
-
-def _layer_reports(network: Network, fitted: Fitted) -> tuple[LayerReport, ...]:
-    adapted = [
-        LayerReport(layer.name, layer.kind, layer.channels, details=fitted.layers.get(layer.name))
-        for layer in network.layers
-    ]
-    skipped = [LayerReport(layer.name, layer.kind, 0, skipped=layer.reason) for layer in network.skipped]
-    return tuple(adapted + skipped)
-
-
-def _naming(label: str, listener: _progress.Listener) -> _progress.Listener:
-    """A listener that hears the method's name too."""
-    return lambda what, done, total: listener(f"{label}: {what}", done, total)

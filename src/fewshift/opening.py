@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.delta import Delta
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss, cross_entropy
 from fewshift.core.method import Method, Needs
@@ -105,6 +106,24 @@ def open_target(
         classes=names if target.support is None else target.support.classes,
         home=like(network.model, images).device,
     )
+
+
+def open_networks(
+    model: nn.Module,
+    delta: Delta | str | Path | None,
+    preprocess: Preprocess | None,
+    classes: Sequence[str] | None,
+) -> tuple[dict[str, nn.Module], Preprocess | None, tuple[str, ...] | None]:
+    """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known."""
+    card = known_card(model)
+    steps, names = card.preprocess, card.classes
+    networks = {"source": model}
+    if delta is not None:
+        change = delta if isinstance(delta, Delta) else Delta.load(delta)
+        networks["adapted"] = change.apply(model, classes)
+        steps = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else steps
+        names = change.classes or names
+    return networks, preprocess or steps, names if classes is None else tuple(classes)
 
 
 def steps_for(model: nn.Module, preprocess: Steps) -> Steps:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import typer
 
-from fewshift.cli import adapt, compare, demo, inspect_, learning_curve, merge, networks, shift, sweeps, training
 from fewshift.cli.options import app
 from fewshift.errors import FewshiftError
 
-__all__ = [
-    "adapt",
-    "app",
-    "compare",
+__all__ = ["app", "main"]
+
+COMMANDS = (  # in the order in which help lists them
     "demo",
     "inspect_",
-    "learning_curve",
-    "main",
-    "merge",
-    "networks",
+    "adapt",
+    "predict",
+    "evaluate",
+    "compare",
     "shift",
+    "learning_curve",
+    "merge",
     "sweeps",
     "training",
-]
+)
+for command in COMMANDS:
+    import_module(f"fewshift.cli.{command}")  # which registers it
 
 
 def main() -> None:

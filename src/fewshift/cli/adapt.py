@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, number, print_json, print_written, progress_bar
+from fewshift.cli.console import check_outputs, leaks_on_stderr, number, print_json, print_written, progress_bar
 from fewshift.cli.options import (
     LABELLED,
     Head,
@@ -67,7 +65,7 @@ def adapt(
             "leave out --out and --report, or for late-fusion --set scores=logits"
         )
     model = network.load()
-    with progress_bar() as tell, leaks_as_warnings():
+    with progress_bar() as tell, leaks_on_stderr():
         result = fewshift.adapt(
             model,
             support,
@@ -116,22 +114,3 @@ def _condition(text: str) -> str | float:
         return float(text)
     except ValueError:
         return text
-
-
-@contextmanager
-def leaks_as_warnings() -> Iterator[None]:
-    """A warning about similar images is one sentence on stderr, as an error is."""
-    from fewshift.api import LeakWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", LeakWarning)
-        before = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, LeakWarning):
-                typer.echo(f"warning: {message}", err=True)
-            else:
-                before(message, category, *where, **more)
-
-        warnings.showwarning = show
-        yield

@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,3 +139,22 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@contextmanager
+def leaks_on_stderr() -> Iterator[None]:
+    """Within the block, a warning about similar images is one sentence on stderr."""
+    from fewshift import LeakWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LeakWarning)
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, LeakWarning):
+                typer.echo(f"warning: {message}", err=True)
+            else:
+                before(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -39,6 +39,11 @@ Head = Annotated[str | None, typer.Option(help="The name of the last linear laye
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1)]
 Report = Annotated[Path | None, typer.Option(help="Write an HTML page here.")]
 DeltaFile = Annotated[Path | None, typer.Option(help="A delta written by `fewshift adapt --out`.")]
+Window = Annotated[
+    int | None,
+    typer.Option(min=1, help="With pixel labels: see images through a window of this many preprocessed pixels."),
+]
+Stride = Annotated[int | None, typer.Option(min=1, help="From window to window; two thirds of it by default.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -70,14 +75,23 @@ class NetworkOptions(NamedNetwork):
     mean: Annotated[str | None, typer.Option(help="Per channel, such as 0.485,0.456,0.406.")] = None
     std: Annotated[str | None, typer.Option(help="Per channel.")] = None
 
-    def load(self) -> nn.Module:
-        """The network, with what its card says."""
+    def load(self, delta: Path | None = None) -> nn.Module:
+        """The network, with what its card says; class names that are not given are those of a delta."""
         import fewshift
 
-        return fewshift.load(self.model, self.weights, classes=self.names)
+        names = self.names
+        if names is None and delta is not None:
+            names = fewshift.Delta.load(delta).classes
+        return fewshift.load(self.model, self.weights, classes=names)
+
+    def name_of(self, model: nn.Module) -> str:
+        """What the network is called."""
+        from fewshift.api import known_card
+
+        return known_card(model).arch or type(model).__name__
 
     @property
-    def names(self) -> list[str] | None:
+    def names(self) -> Sequence[str] | None:
         """The class names, or one sentence when they are no list of different names."""
         if self.classes is None:
             return None
@@ -86,16 +100,13 @@ class NetworkOptions(NamedNetwork):
             raise typer.BadParameter(f"'{self.classes}' is no list of different names", param_hint="--classes")
         return names
 
-    def steps_of(self, model: nn.Module) -> Preprocess | None:
-        """How images are preprocessed: as the options say, otherwise as the network is known to want it."""
+    def steps_of(self, model: nn.Module, delta: Path | None = None) -> Preprocess:
+        """How images are preprocessed: as the options say, then the delta, then what is known about the network."""
+        from fewshift import Delta, Preprocess
         from fewshift.api import known_card
 
-        return self.steps(known_card(model).preprocess)
-
-    def steps(self, known: Preprocess | None) -> Preprocess | None:
-        """How images are preprocessed: as the options say, and otherwise as it is known."""
-        from fewshift import Preprocess
-
+        stored = None if delta is None else Delta.load(delta).preprocess
+        known = Preprocess.from_json(dict(stored)) if stored else known_card(model).preprocess
         chosen = {
             "resize": self.resize,
             "crop": self.crop,
@@ -103,8 +114,10 @@ class NetworkOptions(NamedNetwork):
             "std": _numbers("--std", self.std),
         }
         chosen = {key: value for key, value in chosen.items() if value is not None}
-        if not chosen:
-            return known
+        if known is None and not chosen:
+            raise FewshiftError(
+                f"how {self.name_of(model)} wants its images is not known: pass --resize, --crop, --mean and --std"
+            )
         base = known or Preprocess(None, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
         return replace(base, **chosen)  # type: ignore[arg-type]
 

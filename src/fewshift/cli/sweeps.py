@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewshift.cli.app import Json, app
 from fewshift.cli.console import Lines, one_thread, print_json, print_table, progress_bar
+from fewshift.cli.options import Json, app
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewshift.cli.app import Json, app
 from fewshift.cli.console import Lines, Tell, check_outputs, one_thread, print_json, progress_bar
+from fewshift.cli.options import Json, app
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def label_map(
     column repeated; `pad_to` does so from the start.
     """
     _check(image, pad_to)
-    network = _evaluating(model)
+    network = evaluating(model)
     picture = like(network, image)
     tops, lefts, (height, width) = _grid(image, window, stride)
     over_rows, over_columns = _covered(image, 1, tops, height), _covered(image, 2, lefts, width)
@@ -85,7 +85,7 @@ def output_shape(
     A map of one pixel is the answer for an image if it stays one when a small image is enlarged.
     """
     _check(image)
-    network = _evaluating(model)
+    network = evaluating(model)
     _, _, (height, width) = _grid(image, window, stride)
     view = like(network, image)[None, :, :height, :width]
     shape = tuple(_answer(network, view, MULTIPLES)[0].shape[1:])
@@ -98,7 +98,7 @@ def output_shape(
     return shape[:1] if math.prod(shape[1:]) == 1 else shape
 
 
-def _evaluating(model: nn.Module) -> nn.Module:
+def evaluating(model: nn.Module) -> nn.Module:
     """The network in evaluation mode; one that is in training stays so, and a copy around its weights answers."""
     return structural_copy(model) if any(it.training for it in model.modules()) else model
 

@@ -18,8 +18,9 @@ from fewshift.report import figures
 from fewshift.report import prose as words
 from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, Judged, judged
 from fewshift.report.render import rendered
-from fewshift.report.scenes import Scene, Scores, change_of, side_by_side, support_scenes
+from fewshift.report.scenes import Scene, change_of, counted_at, side_by_side, support_scenes
 from fewshift.report.tables import Listing, Table
+from fewshift.trust.evaluation import PixelEvaluation
 from fewshift.version import __version__
 
 if TYPE_CHECKING:
@@ -66,7 +67,12 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
 
 
 def evaluation_page(
-    scores: Scores, gained: Sequence[Scene], lost: Sequence[Scene], path: str | Path, *, origin: Mapping[str, Any]
+    scores: PixelEvaluation,
+    gained: Sequence[Scene],
+    lost: Sequence[Scene],
+    path: str | Path,
+    *,
+    origin: Mapping[str, Any],
 ) -> Path:
     """What adaptation did to the answers on labelled scenes: class by class, and where it did most good and harm."""
     return _write(
@@ -74,6 +80,7 @@ def evaluation_page(
         "evaluation.html",
         scores=scores,
         change_of=change_of,
+        sizes=counted_at(scores.sizes) if scores.sizes else None,
         gained=side_by_side(gained, scores.classes, scores.palette, key="gained") if gained else None,
         lost=side_by_side(lost, scores.classes, scores.palette, key="lost") if lost else None,
         origin={**{key: it for key, it in origin.items() if it is not None}, **_versions()},

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from fewshift.core.delta import Delta
-from fewshift.core.method import Method
-from fewshift.core.network import Layer, Skipped
+from fewshift.core.method import Fitted, Method
+from fewshift.core.network import Layer, Network, Skipped
 from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
@@ -34,6 +34,16 @@ class LayerReport:
     channels: int
     skipped: str | None = None
     details: dict[str, Any] | None = None  # coefficients and shift, as the method noted them
+
+
+def layer_reports(network: Network, fitted: Fitted) -> tuple[LayerReport, ...]:
+    """Every normalisation layer, those that were left alone last."""
+    adapted = [
+        LayerReport(layer.name, layer.kind, layer.channels, details=fitted.layers.get(layer.name))
+        for layer in network.layers
+    ]
+    skipped = [LayerReport(layer.name, layer.kind, 0, skipped=layer.reason) for layer in network.skipped]
+    return tuple(adapted + skipped)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Pictures of pixel labels: files for programs, overlays for people, and scenes side by side for a page."""
+"""Pictures of pixel labels for a page: images, labels and predictions side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -16,18 +15,21 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fewshift.core.losses import IGNORE
-from fewshift.core.metrics import accuracy, mean_iou, per_class_iou, pixel_tally
+from fewshift.core.metrics import mean_iou, pixel_tally
 from fewshift.core.support import Support
+from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess
 from fewshift.images.cityscapes import RGB
 from fewshift.images.label_files import BLACK, Palette, colour_table, indexed, palette_of
 from fewshift.images.sliding_window import label_map
 from fewshift.report.render import rendered
+from fewshift.trust.evaluation import PixelEvaluation, Sizes
 
 WRONG: RGB = (214, 40, 57)
 LARGEST = 480  # pixels of a thumbnail's longer side: sharp at a quarter of a wide page
 TINY = 64  # pixels of a longer side that shows every one of them
 NAMED = 3  # classes that a picture's text names
+EXTREMES = 3  # scenes that a page shows of those that gained most, and of those that lost most
 
 
 def photograph(pixels: Tensor) -> Image.Image:
@@ -53,7 +55,7 @@ class Thumbnail(NamedTuple):
 
 
 def thumbnail(image: Image.Image, alt: str, largest: int = LARGEST) -> Thumbnail:
-    """Small enough for a page: labels, and what has few pixels, as PNG, which mixes no colours, photographs as JPEG."""
+    """A picture small enough for a page: label maps and tiny pictures as PNG, with exact colours; others as JPEG."""
     exact = image.mode == "P" or max(image.size) < TINY
     kind, options = ("png", {"optimize": True}) if exact else ("jpeg", {"quality": 82})
     scale = min(1.0, largest / max(image.size))
@@ -70,27 +72,27 @@ def thumbnail(image: Image.Image, alt: str, largest: int = LARGEST) -> Thumbnail
 
 @dataclass(frozen=True)
 class Scene:
-    """One image with its labels, and what networks say about it, in the order in which they are shown."""
+    """One image with its labels and the predictions of networks, in the order in which they are shown."""
 
     name: str
     pixels: Tensor  # (channels, H, W), bytes
     labels: Tensor  # (H, W)
     answers: Mapping[str, Tensor]  # by network, (H, W)
-    scores: Mapping[str, float] | None = None  # the IoU of the answers, where these pictures are smaller than they
+    scores: Mapping[str, float] | None = None  # the IoU of the answers, where these pictures are smaller
 
 
 def side_by_side(
     scenes: Sequence[Scene], classes: Sequence[str] | None = None, palette: Palette | None = None, *, key: str
 ) -> Markup:
-    """Every scene as a row of a page: the image, its labels, and the answers with their IoU.
+    """The HTML of scenes, one per row: the image, its labels, and the answers with their IoU.
 
-    Without names, classes are numbers. `key` tells several figures of one page apart.
+    Without names, classes are numbers. `key` is unique on the page.
     """
     present = _present(scenes)
-    names = classes or [str(it) for it in range(1 + max((it for it in present if it != IGNORE), default=0))]
+    names = classes or [str(label) for label in range(1 + max(set(present) - {IGNORE}, default=0))]
     colours = palette or palette_of(names)
     table = colour_table(colours)
-    legend = [(_name(it, names), f"rgb({', '.join(map(str, table[it]))})") for it in present]
+    legend = [(_name(label, names), f"rgb({', '.join(map(str, table[label]))})") for label in present]
     rows = [_row(scene, names, colours) for scene in scenes]
     return Markup(rendered("scenes.html", rows=rows, legend=legend, key=key))
 
@@ -98,7 +100,7 @@ def side_by_side(
 def support_scenes(
     support: Support, networks: Mapping[str, nn.Module], preprocess: Preprocess | None, most: int
 ) -> list[Scene]:
-    """The first images of a support set, answered by each network; none where it has no pictures with pixel labels."""
+    """The first images of a support set with the answers of each network; none unless its pixels have labels."""
     pairs = list(zip(support.images, support.labels, strict=True))
     if not all(image.ndim == 3 and len(image) in (1, 3) and labels.shape == image.shape[1:] for image, labels in pairs):
         return []
@@ -114,8 +116,8 @@ def support_scenes(
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One picture of a row; for an answer also where it is wrong."""
+class ScenePanel:
+    """One picture of a row; for an answer also a picture of its mistakes."""
 
     title: str
     picture: Thumbnail
@@ -123,98 +125,37 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The pictures of a scene, and what they say in words."""
+class SceneRow:
+    """The pictures of a scene, and its score in words."""
 
     name: str
     score: str
-    panels: Sequence[Panel]
+    panels: Sequence[ScenePanel]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """At which sizes (width, height) pixels were counted, and which their files have: a score depends on it."""
+def changed_most(evaluation: PixelEvaluation, most: int = EXTREMES) -> tuple[list[Scene], list[Scene]]:
+    """The scenes that gained most from adaptation, and those that lost most."""
+    gained, lost = ([_scene(evaluation, index) for index in chosen] for chosen in evaluation.extremes(most))
+    return gained, lost
 
-    counted: Sequence[tuple[int, int]]
-    files: Sequence[tuple[int, int]]
 
-    def __str__(self) -> str:
-        same = list(self.files) == list(self.counted)
-        own = "the size of the files" if same else f"as the network sees them (files: {_extents(self.files)})"
-        return f"counted at {_extents(self.counted)} pixels, {own}"
+def _scene(evaluation: PixelEvaluation, index: int) -> Scene:
+    if evaluation.scene is None:
+        raise FewshiftError("this evaluation has no images to show: make it with fewshift.evaluate")
+    scene = evaluation.scene(index)
+    return Scene(scene.name, as_bytes(scene.image, evaluation.preprocess), scene.labels, scene.predictions)
+
+
+def counted_at(sizes: Sizes) -> str:
+    """At which sizes pixels were counted, in words."""
+    same = list(sizes.files) == list(sizes.counted)
+    note = "the size of the files" if same else f"as the network sees them (files: {_extents(sizes.files)})"
+    return f"counted at {_extents(sizes.counted)} pixels, {note}"
 
 
 def _extents(sizes: Sequence[tuple[int, int]]) -> str:
-    told = [f"{width}x{height}" for width, height in sizes]
-    return told[0] if len(told) == 1 else f"{len(told)} sizes from {told[0]} to {told[-1]}"
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How right networks are on labelled scenes: one tally over all pixels each, and the IoU of every image."""
-
-    classes: tuple[str, ...]
-    tallies: Mapping[str, Tensor]
-    images: Mapping[str, Sequence[float]]  # NaN for an image without a labelled pixel
-    palette: Palette | None = None
-    sizes: Sizes | None = None
-
-    @property
-    def pixels(self) -> list[int]:
-        """Labelled pixels of each class."""
-        counts: list[int] = next(iter(self.tallies.values())).sum(1).tolist()
-        return counts
-
-    @property
-    def mean_iou(self) -> dict[str, float | None]:
-        """In percent, over the classes that occur or that the network predicts."""
-        return {name: _percent(mean_iou(counts)) for name, counts in self.tallies.items()}
-
-    @property
-    def accuracy(self) -> dict[str, float]:
-        """The share of labelled pixels that is right, in percent."""
-        return {name: 100 * accuracy(counts) for name, counts in self.tallies.items()}
-
-    @property
-    def rows(self) -> list[tuple[str, int, list[float | None]]]:
-        """Name, pixels and IoU by each network, in percent, of the classes that occur or are predicted."""
-        scores = [per_class_iou(counts).tolist() for counts in self.tallies.values()]
-        rows = zip(
-            self.classes,
-            self.pixels,
-            ([_percent(it) for it in values] for values in zip(*scores, strict=True)),
-            strict=True,
-        )
-        return [row for row in rows if row[2] != [None] * len(scores)]
-
-    @property
-    def better(self) -> int:
-        """Images whose IoU rose."""
-        return sum(it > 0 for it in self.changes)
-
-    @property
-    def worse(self) -> int:
-        """Images whose IoU fell."""
-        return sum(it < 0 for it in self.changes)
-
-    @property
-    def same(self) -> int:
-        """Images whose IoU stayed, or that have no labelled pixel."""
-        return len(self.changes) - self.better - self.worse
-
-    @cached_property
-    def changes(self) -> list[float]:
-        """What the last network's IoU is above the first's, image by image."""
-        first, *_, last = self.images.values()
-        return [after - before for before, after in zip(first, last, strict=True)]
-
-    def extremes(self, most: int) -> tuple[list[int], list[int]]:
-        """The images that gained most and those that lost most, best and worst first."""
-        judged = [it for it, change in enumerate(self.changes) if not math.isnan(change)]
-        order = sorted(judged, key=self.changes.__getitem__)
-        lost = [it for it in order if self.changes[it] < 0]
-        gained = [it for it in reversed(order) if self.changes[it] > 0]
-        return gained[:most], lost[:most]
+    extents = [f"{width}x{height}" for width, height in sizes]
+    return extents[0] if len(extents) == 1 else f"{len(extents)} sizes from {extents[0]} to {extents[-1]}"
 
 
 def image_iou(labels: Tensor, answer: Tensor, classes: int) -> float:
@@ -223,39 +164,37 @@ def image_iou(labels: Tensor, answer: Tensor, classes: int) -> float:
 
 
 def change_of(scores: Sequence[float]) -> str:
-    """What the last is above the first, as the rounded numbers beside it say."""
+    """The last score less the first, from the rounded numbers that stand beside it."""
     return f"{round(scores[-1], 1) - round(scores[0], 1):+.1f}"
 
 
-def _percent(share: float) -> float | None:
-    return None if math.isnan(share) else 100 * share
-
-
-def _row(scene: Scene, classes: Sequence[str], palette: Palette) -> Row:
-    truth = Panel("labels", thumbnail(indexed(scene.labels, palette), _alt("Labels", scene.labels, scene, classes)))
-    panels = [Panel("image", thumbnail(photograph(scene.pixels), f"{scene.name}, the image.")), truth]
+def _row(scene: Scene, classes: Sequence[str], palette: Palette) -> SceneRow:
+    truth = ScenePanel(
+        "labels", thumbnail(indexed(scene.labels, palette), _alt("Labels", scene.labels, scene, classes))
+    )
+    panels = [ScenePanel("image", thumbnail(photograph(scene.pixels), f"{scene.name}, the image.")), truth]
     for network, answer in scene.answers.items():
         share = (answer != scene.labels)[scene.labels != IGNORE].double().mean().nan_to_num(0).item()
         picture = thumbnail(indexed(answer, palette), _alt(f"Answer of {network}", answer, scene, classes))
         alt = f"{scene.name}, where {network} is wrong: {share:.1%} of the labelled pixels."
-        panels.append(Panel(network, picture, thumbnail(mistakes(scene.labels, answer), alt)))
-    return Row(scene.name, _score(scene, len(classes)), panels)
+        panels.append(ScenePanel(network, picture, thumbnail(mistakes(scene.labels, answer), alt)))
+    return SceneRow(scene.name, _score(scene, len(classes)), panels)
 
 
 def _score(scene: Scene, classes: int) -> str:
-    known = scene.scores or {name: image_iou(scene.labels, it, classes) for name, it in scene.answers.items()}
+    known = scene.scores or {name: image_iou(scene.labels, labels, classes) for name, labels in scene.answers.items()}
     scores = [100 * known[name] for name in scene.answers]
     if any(map(math.isnan, scores)):
         return "no labelled pixel"
     change = f" ({change_of(scores)})" if len(scores) > 1 else ""
-    return "mean IoU " + " \N{RIGHTWARDS ARROW} ".join(f"{it:.1f}" for it in scores) + change
+    return "mean IoU " + " \N{RIGHTWARDS ARROW} ".join(f"{score:.1f}" for score in scores) + change
 
 
 def _alt(what: str, labels: Tensor, scene: Scene, classes: Sequence[str]) -> str:
-    """The largest classes of a picture, for those who cannot see it."""
+    """A text with the largest classes of a picture."""
     counts = labels.flatten().long().bincount(minlength=IGNORE + 1)
     order = counts.argsort(descending=True, stable=True)[:NAMED].tolist()
-    shares = [f"{_name(it, classes)} {counts[it] / labels.numel():.0%}" for it in order if counts[it]]
+    shares = [f"{_name(label, classes)} {counts[label] / labels.numel():.0%}" for label in order if counts[label]]
     return f"{what}, {scene.name}: {', '.join(shares)}."
 
 
@@ -270,7 +209,7 @@ def _present(scenes: Sequence[Scene]) -> list[int]:
 
 
 def as_bytes(image: Tensor, preprocess: Preprocess | None) -> Tensor:
-    """A preprocessed image as it was; if how it was preprocessed is not known, darkest to brightest."""
+    """A preprocessed image with its original values; if the steps are unknown, from darkest to brightest."""
     image = image.detach().cpu().float()
     if preprocess is None or preprocess.channels != len(image):
         low, high = image.amin(), image.amax()

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from fewshift.core.heads import gives_output
 from fewshift.core.metrics import calibration_error
 from fewshift.core.network import Network
-from fewshift.trust.held_out import TEMPERATURES, ImageAnswers, temperature
+from fewshift.trust.gain import Gain
+from fewshift.trust.held_out import TEMPERATURES, HeldOut, ImageAnswers, temperature
 
 LEAST = 20  # held-out predictions that a temperature is fitted to
 PARTS = 10  # temperatures that cross-fitting fits, at most
@@ -67,6 +68,18 @@ class Calibration:
     def applied(self) -> bool:
         """Whether the adapted network's head is divided by the temperature."""
         return self.refused is None
+
+
+def calibrate(
+    network: Network, predictor: nn.Module, held: HeldOut | None, images: Tensor, gain: Gain | None
+) -> tuple[nn.Module, Calibration | None]:
+    """The predictor under the temperature that held-out images give it, where they are enough to tell."""
+    if not isinstance(held, ImageAnswers) or gain is None:
+        return predictor, None
+    calibration = calibration_of(held)
+    if calibration is None:
+        return predictor, None
+    return calibrated(network, predictor, calibration, images, weak=gain.weak)
 
 
 def calibration_of(held: ImageAnswers) -> Calibration | None:

@@ -7,6 +7,7 @@ added to it: `selected_gain` says what choosing by a rule is worth.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +15,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fewshift.core import _progress as progress
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
+from fewshift.methods.source import Source
 from fewshift.trust.choice import fit_chosen
 from fewshift.trust.folds import FOLDS, folds_of
 from fewshift.trust.gain import Gain
@@ -130,6 +133,33 @@ class Ranking:
             why = known[label].evidence.error or "nothing could be held out"
             raise FewshiftError(f"{label} has no numbers ({why}): choose another")
         return held
+
+
+def rank(
+    network: Network,
+    target: Target,
+    methods: Sequence[Method],
+    validate: str | Support,
+    seed: int,
+    listener: progress.Listener | None = None,
+) -> tuple[tuple[Row, ...], Row]:
+    """A row for each method, and the source network's."""
+
+    def row(label: str, method: Method) -> Row:
+        began = time.perf_counter()
+        with progress.told_to(listener and _naming(label, listener)):
+            evidence = judge(network, target, method, validate, seed)
+        return Row(label, method, evidence, time.perf_counter() - began)
+
+    labels = labelled(methods)
+    with progress.told_to(listener):
+        rows = {label: row(label, labels[label]) for label in progress.track(list(labels), "methods")}
+    return tuple(rows.values()), rows[SOURCE] if SOURCE in rows else row(SOURCE, Source())
+
+
+def _naming(label: str, listener: progress.Listener) -> progress.Listener:
+    """A listener that hears the method's name too."""
+    return lambda what, done, total: listener(f"{label}: {what}", done, total)
 
 
 def judge(network: Network, target: Target, method: Method, validate: str | Support, seed: int) -> Evidence:

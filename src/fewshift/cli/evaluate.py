@@ -1,0 +1,99 @@
+"""`fewshift evaluate`: scores on labelled images, before and after adaptation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fewshift.cli.console import check_outputs, leaks_on_stderr, print_json, print_table, print_written, progress_bar
+from fewshift.cli.options import LABELLED, DeltaFile, Json, NetworkOptions, Stride, Window, command
+from fewshift.errors import FewshiftError
+
+if TYPE_CHECKING:
+    from fewshift import Evaluation, PixelEvaluation
+
+
+@command()
+def evaluate(
+    labelled: Annotated[Path, typer.Argument(help=LABELLED)],
+    network: NetworkOptions,
+    delta: DeltaFile = None,
+    report: Annotated[
+        Path | None, typer.Option(help="With pixel labels and a delta: write a page of the best and worst images here.")
+    ] = None,
+    support: Annotated[
+        Path | None, typer.Option(help="The images it was adapted to: one that is also judged by is an error.")
+    ] = None,
+    window: Window = None,
+    stride: Stride = None,
+    as_json: Json = False,
+) -> None:
+    """Accuracy on labelled images, or IoU on labelled pixels, per class; with a delta, before and after it."""
+    import fewshift
+
+    check_outputs([report], [network.weights, delta])
+    if report is not None and delta is None:
+        raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
+    model = network.load(delta)
+    with progress_bar() as tell, leaks_on_stderr():
+        result = fewshift.evaluate(
+            model,
+            labelled,
+            delta=delta,
+            support=support,
+            preprocess=network.steps_of(model, delta),
+            classes=network.names,
+            window=window,
+            stride=stride,
+            progress=tell,
+        )
+    if isinstance(result, fewshift.PixelEvaluation):
+        origin = {"network": network.name_of(model), "weights": network.weights, "delta": delta}
+        origin |= {"images": labelled, "support": support}
+        _print_pixels(result, None if report is None else _page(result, report, origin), as_json)
+    elif report is not None:
+        raise FewshiftError("a report shows labelled pixels, and these images have one label each: leave out --report")
+    else:
+        _print_images(result, as_json)
+
+
+def _page(result: PixelEvaluation, path: Path, origin: Mapping[str, object]) -> Path:
+    from fewshift.report.pages import evaluation_page
+    from fewshift.report.scenes import changed_most
+
+    return evaluation_page(result, *changed_most(result), path, origin=origin)
+
+
+def _print_images(result: Evaluation, as_json: bool) -> None:
+    """Print the accuracy of each class, their mean, and that of all images, in percent."""
+    if as_json:
+        print_json(result.to_json())
+        return
+    rows = [[name, str(images), *map(_percent, values)] for name, images, values in result.rows]
+    rows.append(["mean of classes", str(len(rows)), *map(_percent, result.mean.values())])
+    rows.append(["all images", str(sum(result.labels)), *map(_percent, result.accuracy.values())])
+    print_table("accuracy in %", ["class", "images", *result.tallies], rows)
+
+
+def _print_pixels(result: PixelEvaluation, page: Path | None, as_json: bool) -> None:
+    """Print the IoU of each class, their mean, and the share of pixels that is right, in percent."""
+    from fewshift.report.prose import counted
+    from fewshift.report.scenes import counted_at
+
+    if as_json:
+        print_json(result.to_json() | {"report": None if page is None else str(page)})
+        return
+    rows = [[name, f"{pixels:,}", *map(_percent, values)] for name, pixels, values in result.rows]
+    rows.append(["mean IoU", "-", *map(_percent, result.mean.values())])
+    rows.append(["pixel accuracy", f"{sum(result.labels):,}", *map(_percent, result.accuracy.values())])
+    images = counted(len(next(iter(result.images.values()))), "image")
+    title = f"IoU in %, {images}{f', {counted_at(result.sizes)}' if result.sizes else ''}"
+    print_table(title, ["class", "pixels", *(f"{name} IoU" for name in result.tallies)], rows)
+    print_written({"report": page})
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,288 @@
+"""How right networks are on labelled images: per class, per image, before and after adaptation."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewshift.core._progress import track
+from fewshift.core.labels import PIXELS
+from fewshift.core.metrics import (
+    accuracy,
+    macro_recall,
+    mean_iou,
+    per_class_accuracy,
+    per_class_iou,
+    pixel_tally,
+    tally,
+)
+from fewshift.core.network import like, logits_of
+from fewshift.errors import FewshiftError
+from fewshift.images.inputs import Labelled
+from fewshift.images.label_files import Palette
+from fewshift.images.preprocess import Preprocess
+from fewshift.images.scenes import Scenes
+from fewshift.images.sliding_window import Size, evaluating, label_map, output_shape
+
+
+@dataclass(frozen=True)
+class Evaluation(ABC):
+    """What networks make of the same labelled images. Scores are in percent, by the name of the network."""
+
+    classes: tuple[str, ...]
+    tallies: Mapping[str, Tensor]  # (classes, classes): true classes are rows, predicted ones columns
+    images: Mapping[str, Sequence[float]]  # the score of each image, from 0 to 1; NaN if nothing in it is labelled
+
+    @abstractmethod
+    def class_scores(self, counts: Tensor) -> Tensor:
+        """The score of each class from 0 to 1; NaN where there is none."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> dict[str, float | None]:
+        """The mean over the classes that have a score."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """The scores as JSON knows them."""
+
+    @property
+    def labels(self) -> list[int]:
+        """How many labels each class has."""
+        counts: list[int] = next(iter(self.tallies.values())).sum(1).tolist()
+        return counts
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """The share of all labels that is right."""
+        return {name: 100 * accuracy(counts) for name, counts in self.tallies.items()}
+
+    @property
+    def rows(self) -> list[tuple[str, int, list[float | None]]]:
+        """Name, labels and the score by each network, for the classes that have a score."""
+        scores = [self.class_scores(counts).tolist() for counts in self.tallies.values()]
+        columns = ([_percent(score) for score in values] for values in zip(*scores, strict=True))
+        rows = zip(self.classes, self.labels, columns, strict=True)
+        return [row for row in rows if row[2] != [None] * len(scores)]
+
+    @cached_property
+    def changes(self) -> list[float]:
+        """The score of the last network less that of the first, image by image."""
+        first, *_, last = self.images.values()
+        return [after - before for before, after in zip(first, last, strict=True)]
+
+    @property
+    def better(self) -> int:
+        """Images whose score rose."""
+        return sum(change > 0 for change in self.changes)
+
+    @property
+    def worse(self) -> int:
+        """Images whose score fell."""
+        return sum(change < 0 for change in self.changes)
+
+    @property
+    def same(self) -> int:
+        """Images whose score stayed, or that have none."""
+        return len(self.changes) - self.better - self.worse
+
+    def extremes(self, most: int) -> tuple[list[int], list[int]]:
+        """The images that gained most and those that lost most, best and worst first."""
+        scored = [index for index, change in enumerate(self.changes) if not math.isnan(change)]
+        order = sorted(scored, key=self.changes.__getitem__)
+        lost = [index for index in order if self.changes[index] < 0]
+        gained = [index for index in reversed(order) if self.changes[index] > 0]
+        return gained[:most], lost[:most]
+
+
+@dataclass(frozen=True)
+class ImageEvaluation(Evaluation):
+    """One label per image: accuracy."""
+
+    def class_scores(self, counts: Tensor) -> Tensor:
+        """The accuracy of each class that occurs."""
+        return per_class_accuracy(counts)
+
+    @property
+    def mean(self) -> dict[str, float | None]:
+        """The mean accuracy of the classes that occur."""
+        return {name: _percent(macro_recall(counts)) for name, counts in self.tallies.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Images, accuracy, and the accuracy of each class."""
+        per_class = {name: dict(zip(self.tallies, values, strict=True)) for name, _, values in self.rows}
+        return {"images": sum(self.labels), "accuracy": self.accuracy, "per_class": per_class}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """At which sizes (width, height) pixels were counted, and which sizes their files have: scores depend on it."""
+
+    counted: Sequence[tuple[int, int]]
+    files: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ScenePredictions:
+    """One preprocessed image, its labels, and the labels that each network predicts."""
+
+    name: str
+    image: Tensor  # (channels, H, W)
+    labels: Tensor  # (H, W)
+    predictions: Mapping[str, Tensor]  # (H, W)
+
+
+@dataclass(frozen=True)
+class PixelEvaluation(Evaluation):
+    """One label per pixel: IoU. Predictions are not kept: `scene` makes those of one image again."""
+
+    palette: Palette | None = None
+    sizes: Sizes | None = None
+    preprocess: Preprocess | None = None
+    scene: Callable[[int], ScenePredictions] | None = field(default=None, repr=False, compare=False)
+
+    def class_scores(self, counts: Tensor) -> Tensor:
+        """The IoU of each class that occurs or is predicted."""
+        return per_class_iou(counts)
+
+    @property
+    def mean(self) -> dict[str, float | None]:
+        """The mean IoU over the classes that occur or that the network predicts."""
+        return {name: _percent(mean_iou(counts)) for name, counts in self.tallies.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Images, pixels, mean IoU, pixel accuracy, sizes, and the IoU of each class."""
+        per_class = {
+            name: {"pixels": pixels, "iou": dict(zip(self.tallies, values, strict=True))}
+            for name, pixels, values in self.rows
+        }
+        sizes = self.sizes and {"counted": list(self.sizes.counted), "files": list(self.sizes.files)}
+        return {
+            "images": len(next(iter(self.images.values()))),
+            "pixels": sum(self.labels),
+            "mean_iou": self.mean,
+            "pixel_accuracy": self.accuracy,
+            **({"sizes": sizes} if sizes else {}),
+            "per_class": per_class,
+        }
+
+
+def evaluate_networks(
+    networks: Mapping[str, nn.Module],
+    labelled: Labelled,
+    *,
+    window: Size | None = None,
+    stride: Size | None = None,
+    batch_size: int = 32,
+) -> Evaluation:
+    """The scores of each network on labelled images; pixels are counted as the network sees them."""
+    if labelled.kind is PIXELS:
+        return _pixel_evaluation(networks, labelled, window, stride)
+    refuse_window(window, stride)
+    labels = torch.tensor([int(label) for label in labelled.labels])  # type: ignore[union-attr]
+    tallies, images = {}, {}
+    for name, network in networks.items():
+        pictures = (labelled[index][0] for index in track(range(len(labelled)), "images"))
+        predicted = torch.stack(list(class_probabilities(network, pictures, batch_size)))
+        classes = labelled.classes or tuple(map(str, range(predicted.shape[1])))
+        if predicted.shape[1] != len(classes):
+            raise FewshiftError(
+                f"the images have {len(classes)} classes and the network {predicted.shape[1]} outputs: "
+                "pass --classes (classes=), a name for each output in their order"
+            )
+        tallies[name] = tally(labels, predicted.argmax(1).cpu(), len(classes))
+        images[name] = (predicted.argmax(1).cpu() == labels).double().tolist()
+    return ImageEvaluation(classes, tallies, images)
+
+
+def class_probabilities(network: nn.Module, images: Iterable[Tensor], batch_size: int = 32) -> Iterator[Tensor]:
+    """(classes,): the probabilities of one preprocessed image after another; `images` are read a batch at a time."""
+    network = evaluating(network)
+    for group in _groups(images, batch_size):
+        with torch.no_grad():
+            logits = logits_of(network(like(network, group)))
+        several = logits[0].numel() != logits.shape[1]
+        if several or (logits.ndim == 4 and len(output_shape(network, group[0])) == 3):
+            raise FewshiftError(
+                f"the {type(network).__name__} labels every pixel: give a folder with images/ and labels/ of the same "
+                "names"
+            )
+        yield from logits.flatten(1).float().softmax(1)
+
+
+def refuse_window(window: Size | None, stride: Size | None) -> None:
+    """Raise an error where a network with one output per image was given a window."""
+    if window is not None or stride is not None:
+        raise FewshiftError("this network has one output per image: leave out --window and --stride (window=, stride=)")
+
+
+def _groups(images: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """Batches of `size` images, or single images where their shapes differ."""
+    batch: list[Tensor] = []
+    for image in images:
+        batch.append(image)
+        if len(batch) == size:
+            yield from _stacks(batch)
+            batch = []
+    yield from _stacks(batch)
+
+
+def _stacks(batch: Sequence[Tensor]) -> list[Tensor]:
+    if len({image.shape for image in batch}) > 1:
+        return [image.unsqueeze(0) for image in batch]
+    return [torch.stack(list(batch))] if batch else []
+
+
+def _pixel_evaluation(
+    networks: Mapping[str, nn.Module], labelled: Labelled, window: Size | None, stride: Size | None
+) -> PixelEvaluation:
+    networks = {name: evaluating(network) for name, network in networks.items()}
+
+    def scene(index: int) -> ScenePredictions:
+        image, labels = labelled[index]
+        maps = {
+            name: label_map(network, image, window=window, stride=stride).labels.cpu()
+            for name, network in networks.items()
+        }
+        name = labelled.files[index].name if labelled.files else f"image {index + 1}"
+        return ScenePredictions(name, image, torch.as_tensor(labels).cpu(), maps)
+
+    tallies: dict[str, Tensor] = {}
+    images: dict[str, list[float]] = {name: [] for name in networks}
+    classes = labelled.classes or ()
+    counted, stored = set(), set()
+    for index in track(range(len(labelled)), "images"):
+        shown = scene(index)
+        if not classes:
+            classes = tuple(
+                map(str, range(output_shape(next(iter(networks.values())), shown.image, window, stride)[0]))
+            )
+        counted.add((shown.labels.shape[1], shown.labels.shape[0]))
+        if isinstance(labelled, Scenes):
+            stored.add(labelled.size(index))
+        for name, predicted in shown.predictions.items():
+            counts = pixel_tally(shown.labels.long(), predicted.long(), len(classes))
+            tallies[name] = tallies.get(name, torch.zeros_like(counts)) + counts
+            images[name].append(mean_iou(counts))
+    if not any(counts.any() for counts in tallies.values()):
+        raise FewshiftError(f"no pixel of the {len(labelled):,} images is labelled: label some")
+    return PixelEvaluation(
+        classes,
+        tallies,
+        images,
+        palette=labelled.palette if isinstance(labelled, Scenes) else None,
+        sizes=Sizes(sorted(counted), sorted(stored)) if stored else None,
+        preprocess=labelled.preprocess if isinstance(labelled, Scenes) else None,
+        scene=scene,
+    )
+
+
+def _percent(share: float) -> float | None:
+    return None if math.isnan(share) else 100 * share
