@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress
-from fewshift.core.delta import Delta
-from fewshift.core.delta import apply as apply
-from fewshift.core.delta import revert as revert
+from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
 from fewshift.core.method import Method, Needs
@@ -25,11 +23,10 @@ from fewshift.errors import FewshiftError
 from fewshift.images.inputs import as_labelled
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.sliding_window import Size
-from fewshift.methods.catalog import method_from_words as method_from_words
-from fewshift.methods.catalog import method_of as method_of
-from fewshift.models.cards import known_card as known_card
-from fewshift.models.libraries import load as load
-from fewshift.opening import open_networks, open_target, steps_for
+from fewshift.methods.catalog import method_from_words, method_of
+from fewshift.models.cards import known_card
+from fewshift.models.libraries import load
+from fewshift.opening import Steps, open_networks, open_target, steps_for
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
 from fewshift.report.results import Adaptation, Inspection, layer_reports
@@ -43,7 +40,7 @@ from fewshift.trust.leaks import find_leaks, refuse_leaks
 from fewshift.trust.shift import Shift
 from fewshift.trust.shift import shift as shift_of
 
-Steps = Preprocess | Callable[[Any], Tensor] | None
+__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert"]  # besides what is defined here
 
 
 def adapt(
@@ -280,17 +277,9 @@ def predict(
     *_, network = networks.values()
     with _progress.told_to(progress):
         return predict_files(
-            network,
-            images,
-            steps,
-            names,
-            out=out,
-            window=window,
-            stride=stride,
-            resume=resume,
-            overwrite=overwrite,
+            network, images, steps, names, out=out, window=window, stride=stride, resume=resume, overwrite=overwrite,
             batch_size=batch_size,
-        )
+        )  # fmt: skip
 
 
 def evaluate(
