@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from fewshift.trust.comparison import Comparison, compare
     from fewshift.trust.learning_curve import LearningCurve, learning_curve
     from fewshift.trust.shift import Shift, shift
-    from fewshift.version import __version__
+
+    __version__: str
 
 _HOMES = {
     "Adaptation": "api",
@@ -59,7 +60,6 @@ _HOMES = {
     "Support": "core.support",
     "Target": "core.support",
     "draw_support": "core.support",
-    "__version__": "version",
 }
 
 __all__ = [
@@ -94,9 +94,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "__version__":
+        value = import_module("importlib.metadata").version("fewshift")
+    elif name in _HOMES:
+        value = getattr(import_module(f"fewshift.{_HOMES[name]}"), name)
+    else:
         raise AttributeError(f"module 'fewshift' has no attribute '{name}'")
-    value = getattr(import_module(f"fewshift.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshift import __version__
 from fewshift.core import _progress as progress_
 from fewshift.core.delta import Delta
 from fewshift.core.labels import Augment
@@ -31,7 +32,6 @@ from fewshift.trust.gain import Gain, HeldOut, choose
 from fewshift.trust.guard import Accept, Evidence, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.shift import Shift, shift
-from fewshift.version import __version__
 
 INSIDE = ("cv", "loo")  # ways to get evidence from the support itself
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from markupsafe import Markup
 
+from fewshift import __version__
 from fewshift.core._files import whole
 from fewshift.core.method import Needs
 from fewshift.methods.catalog import METHODS
@@ -20,7 +21,6 @@ from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, Judged, judged
 from fewshift.report.render import rendered
 from fewshift.report.scenes import Scene, Scores, change_of, side_by_side, support_scenes
 from fewshift.report.tables import Listing, Table
-from fewshift.version import __version__
 
 if TYPE_CHECKING:
     from fewshift.api import Adaptation

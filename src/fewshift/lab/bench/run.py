@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fewshift import __version__
 from fewshift.api import Adaptation, adapt
 from fewshift.core import metrics
 from fewshift.core.method import Method, Needs
@@ -22,7 +23,6 @@ from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.flaws import Drawn, spoilt
 from fewshift.lab.bench.scenes import Scenery, run_scenes
 from fewshift.methods.catalog import METHODS
-from fewshift.version import __version__
 
 TEST_SEED = 0  # of the cap on test images: the same images for every seed of the support
 GAIN = ("point", "low", "high", "images", "predictions", "wins", "losses", "weak", "nats", "loss_change", "loss_error")
