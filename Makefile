@@ -6,10 +6,11 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test bench docs clean
 
-demo: $(VENV)/.base
+demo: $(VENV)/.demo
 	$(BIN)/fewshift demo
 
 test: $(VENV)/.dev
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -33,8 +34,12 @@ $(VENV)/.base: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
+$(VENV)/.demo: $(VENV)/.base
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[demo]"
+	touch $@
+
 $(VENV)/.bench: $(VENV)/.base
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[segmentation]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[demo,segmentation]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base

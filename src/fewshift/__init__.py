@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from fewshift.trust.evaluation import Evaluation, ImageEvaluation, PixelEvaluation
     from fewshift.trust.leaks import LeakWarning
     from fewshift.trust.shift import Shift
-    from fewshift.version import __version__
+
+    __version__: str
 
 _NAMES = {
     "api": (
@@ -98,7 +99,6 @@ _NAMES = {
     ),
     "trust.leaks": ("LeakWarning",),
     "trust.shift": ("Shift",),
-    "version": ("__version__",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -145,9 +145,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "__version__":
+        value = import_module("importlib.metadata").version("fewshift")
+    elif name in _HOMES:
+        value = getattr(import_module(f"fewshift.{_HOMES[name]}"), name)
+    else:
         raise AttributeError(f"module 'fewshift' has no attribute '{name}'")
-    value = getattr(import_module(f"fewshift.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from markupsafe import Markup
 
+from fewshift import __version__
 from fewshift.core._files import whole
 from fewshift.core.method import Needs
 from fewshift.methods.catalog import METHODS
@@ -21,7 +22,6 @@ from fewshift.report.render import rendered
 from fewshift.report.scenes import Scene, change_of, counted_at, side_by_side, support_scenes
 from fewshift.report.tables import Listing, Table
 from fewshift.trust.evaluation import PixelEvaluation
-from fewshift.version import __version__
 
 if TYPE_CHECKING:
     from fewshift.lab.demo import Demo, Row

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from fewshift import __version__
 from fewshift.core.delta import Delta
 from fewshift.core.method import Fitted, Method
 from fewshift.core.network import Layer, Network, Skipped
@@ -22,7 +23,6 @@ from fewshift.trust.choice import Choice
 from fewshift.trust.gain import Gain
 from fewshift.trust.guard import Evidence, Verdict
 from fewshift.trust.shift import Shift, shift
-from fewshift.version import __version__
 
 
 @dataclass(frozen=True)

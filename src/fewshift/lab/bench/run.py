@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshift import __version__
 from fewshift.api import adapt
 from fewshift.core.labels import IMAGES
 from fewshift.core.method import Method, Needs
@@ -26,7 +27,6 @@ from fewshift.lab.bench.scenes import run_scenes, short_notes
 from fewshift.methods.catalog import METHODS
 from fewshift.report.results import Adaptation
 from fewshift.trust.choice import fit_chosen
-from fewshift.version import __version__
 
 TEST_SEED = 0  # of the cap on test images: the same images for every seed of the support
 GAIN = ("point", "low", "high", "images", "predictions", "wins", "losses", "weak", "nats", "loss_change", "loss_error")
