@@ -13,8 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d
 import fewshift
 from fewshift import LCCS, FewshiftError, Network, Target
 from fewshift.core.network import logits_of
-from tests.core.test_moments import Shared
-from tests.helpers.networks import make_support, make_tiny, unsettle
+from tests.helpers.networks import Shared, make_support, make_tiny, unsettle
 
 
 def sequential(*norms: nn.Module, after: nn.Module | None = None, classes: int = 3) -> nn.Module:
@@ -94,7 +93,7 @@ def test_layers_are_listed_in_order_of_execution_and_unused_ones_with_the_reason
 
     network = Network.of(Backwards(), torch.zeros(2, 3, 4, 4))
     assert [layer.name for layer in network.layers] == ["first", "second"]
-    reasons = {it.name: it.reason for it in network.skipped}
+    reasons = {layer.name: layer.reason for layer in network.skipped}
     assert reasons["unused"] == "never executed"
     assert "instance normalisation" in reasons["style"]
     assert network.head == "head"
