@@ -12,6 +12,7 @@ import torchvision
 import fewshift
 from fewshift import LCCS, METHODS, FewshiftError, Network, Support, Target
 from fewshift.core.losses import at_labels, cross_entropy
+from fewshift.core.network import logits_of
 from fewshift.methods.finetune import L2
 from tests.helpers.networks import STREET_CLASSES, Street, mixed_sizes, scenes, street, unsettle
 
@@ -47,8 +48,8 @@ def test_the_loss_over_chunks_weighs_by_labelled_pixels():
     support = scenes()
     support.labels[0, :10] = 255
     answers = torch.randn(5, STREET_CLASSES, 16, 24)
-    found = support.loss_of(cross_entropy, answers.split(2))
-    assert found == pytest.approx(float(cross_entropy(answers, support.labels)), abs=1e-6)
+    loss = support.loss_of(cross_entropy, answers.split(2))
+    assert loss == pytest.approx(float(cross_entropy(answers, support.labels)), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["lccs", "l2", "finetune-bn", "finetune-head", "finetune-features"])
@@ -67,11 +68,20 @@ def test_an_image_without_labelled_pixels_contributes_nothing(name):
 def test_every_few_shot_method_takes_pixel_labels_and_returns_the_plain_network(name, support):
     model = street()
     before = copy.deepcopy(model.state_dict())
-    result = fewshift.adapt(model, support, method=METHODS[name](), validate=None)
+    method = METHODS[name](**({} if name == "adabn" else {"epochs": 2}))
+    result = fewshift.adapt(model, support, method=method, validate=None)
     assert type(result.model) is type(model)
     model.load_state_dict(result.model.state_dict(), strict=True)
     assert torch.isfinite(result.model(support.images[0][None])["out"]).all()
     assert all(torch.equal(before[key], tensor) for key, tensor in result.source.state_dict().items() if "aux" in key)
+
+
+@pytest.mark.parametrize("name", ["tent", "testtime-bn", "alpha-bn"])
+def test_streaming_methods_take_networks_with_pixel_logits(name):
+    support = scenes()
+    logits = logits_of(METHODS[name]().adapt(street(), Target(support))(support.images))
+    assert logits.shape == (5, STREET_CLASSES, 16, 24)
+    assert torch.isfinite(logits).all()
 
 
 def test_lccs_learns_four_numbers_a_layer_from_one_image_at_a_time():
@@ -125,8 +135,8 @@ def networks():
 def test_networks_of_the_libraries_are_adapted_merged_loaded_and_used(name, tmp_path):
     torch.manual_seed(0)
     model = networks()[name]().eval()
-    support = scenes(2, (64, 64))
-    result = fewshift.adapt(model, support, method=LCCS(grid=3, epochs=1), validate=None)
+    support = scenes(2, (32, 32))
+    result = fewshift.adapt(model, support, method=LCCS(init=0.5, epochs=1), validate=None)
     file = result.delta.save(tmp_path / "street.safetensors")
     applied = fewshift.apply(model, file)
     fresh = networks()[name]().eval()
@@ -139,7 +149,7 @@ def test_networks_of_the_libraries_are_adapted_merged_loaded_and_used(name, tmp_
 
     assert torch.equal(answer(fresh), answer(result.model))
     assert not torch.equal(answer(fresh), answer(model))
-    skipped = [it.name for it in result.layers if it.skipped == "never executed"]
+    skipped = [layer.name for layer in result.layers if layer.skipped == "never executed"]
     assert skipped == []  # torchvision runs its auxiliary head in evaluation mode too
 
 
@@ -149,8 +159,11 @@ def test_networks_of_the_libraries_are_adapted_merged_loaded_and_used(name, tmp_
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda it: it.labels[:, 5, :3].fill_(7), r"label 7 \(15 pixels\) is out of range .* 0 to 3, 255 to ignore"),
-        (lambda it: it.labels.fill_(255), "every pixel of the support is ignored"),
+        (
+            lambda support: support.labels[:, 5, :3].fill_(7),
+            r"label 7 \(15 pixels\) is out of range .* 0 to 3, 255 to ignore",
+        ),
+        (lambda support: support.labels.fill_(255), "every pixel of the support is ignored"),
     ],
 )
 def test_labels_that_cannot_be_are_named_with_their_counts(change, sentence):
@@ -164,6 +177,12 @@ def test_a_network_that_answers_images_is_refused_for_pixels(tiny):
     support = scenes(size=(8, 8))
     with pytest.raises(FewshiftError, match=r"shape \(\), and its labels \(8, 8\)"):
         fewshift.adapt(tiny, support)
+
+
+def test_a_network_that_answers_pixels_is_refused_for_images():
+    images = scenes(4).images
+    with pytest.raises(FewshiftError, match=r"shape \(16, 24\), and each image has one label"):
+        L2().adapt(street(), Target(Support(images, torch.arange(4))))
 
 
 def test_answers_in_other_proportions_are_refused():
