@@ -173,4 +173,4 @@ def test_a_kill_while_writing_leaves_the_old_file_whole(tmp_path, how):
         process.wait(10)
     assert path.read_bytes() == b"old"
     if how is signal.SIGINT:
-        assert [it.name for it in tmp_path.iterdir()] == ["d.safetensors"]
+        assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
