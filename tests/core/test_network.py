@@ -13,8 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d
 import fewshift
 from fewshift import LCCS, FewshiftError, Network, Target
 from fewshift.core.network import logits_of
-from tests.core.test_moments import Shared
-from tests.helpers.networks import make_support, make_tiny, unsettle
+from tests.helpers.networks import Shared, make_support, make_tiny, unsettle
 
 
 def sequential(*norms: nn.Module, after: nn.Module | None = None, classes: int = 3) -> nn.Module:
@@ -27,6 +26,7 @@ def sequential(*norms: nn.Module, after: nn.Module | None = None, classes: int =
     return unsettle(model)
 
 
+QUICK = LCCS(grid=3, epochs=1, classifier="ncc")
 NORMS = {
     "BatchNorm2d": lambda: nn.BatchNorm2d(6),
     "SyncBatchNorm": lambda: nn.SyncBatchNorm(6),
@@ -94,7 +94,7 @@ def test_layers_are_listed_in_order_of_execution_and_unused_ones_with_the_reason
 
     network = Network.of(Backwards(), torch.zeros(2, 3, 4, 4))
     assert [layer.name for layer in network.layers] == ["first", "second"]
-    reasons = {it.name: it.reason for it in network.skipped}
+    reasons = {layer.name: layer.reason for layer in network.skipped}
     assert reasons["unused"] == "never executed"
     assert "instance normalisation" in reasons["style"]
     assert network.head == "head"
@@ -138,11 +138,10 @@ WRAPS = {
 
 @pytest.mark.parametrize("kind", WRAPS)
 def test_logits_are_found_in_what_networks_return(kind):
-    model, support = Wrapped(WRAPS[kind]), make_support()
-    plain = fewshift.adapt(make_tiny(), support).model
-    adapted = fewshift.adapt(model, support)
-    assert torch.equal(logits_of(adapted.model(support.images)), plain(support.images))
-    assert adapted.notes["classifier"] == "ncc"
+    model, target = Wrapped(WRAPS[kind]), Target(make_support())
+    plain, wrapped = (QUICK.adapt(net, target) for net in (make_tiny(), model))
+    images = make_support(seed=2).images
+    assert torch.equal(logits_of(wrapped(images)), plain(images))
 
 
 def test_an_answer_without_logits_is_refused():
@@ -157,9 +156,8 @@ def test_a_transformers_model_adapts():
     )
     torch.manual_seed(0)
     model = unsettle(transformers.ResNetForImageClassification(config))
-    result = fewshift.adapt(model, make_support(size=32), validate=None)
-    assert result.notes["classifier"] == "ncc"
-    assert result.model(make_support(size=32).images).logits.shape == (15, 3)
+    adapted = QUICK.adapt(model, Target(make_support(size=32)))
+    assert adapted(make_support(size=32).images).logits.shape == (15, 3)
 
 
 @pytest.mark.parametrize(
@@ -188,10 +186,10 @@ def test_a_1x1_convolution_can_be_the_head():
 
 def test_a_network_without_a_head_still_adapts_with_its_own_classifier():
     model = sequential(nn.BatchNorm2d(6), after=nn.Softmax(1))
-    assert fewshift.adapt(model, make_support(), validate=None).notes["classifier"] == "source"
+    assert LCCS(epochs=1).fit(model, Target(make_support())).notes["classifier"] == "source"
     with pytest.raises(FewshiftError, match="pass head='name'"):
         fewshift.adapt(model, make_support(), method=LCCS(classifier="ncc"))
-    named = fewshift.adapt(model, make_support(), method=LCCS(classifier="ncc"), head="4", validate=None)
+    named = fewshift.adapt(model, make_support(), method=QUICK, head="4", validate=None)
     assert named.notes["classifier"] == "ncc"
     with pytest.raises(FewshiftError, match="head 'fc' is not a linear layer"):
         fewshift.adapt(model, make_support(), head="fc")
@@ -199,8 +197,7 @@ def test_a_network_without_a_head_still_adapts_with_its_own_classifier():
 
 def test_a_layer_called_twice_adapts():
     torch.manual_seed(0)
-    result = fewshift.adapt(unsettle(Shared()), make_support())
-    assert torch.isfinite(result.model(make_support().images)).all()
+    assert torch.isfinite(QUICK.adapt(unsettle(Shared()), Target(make_support()))(make_support().images)).all()
 
 
 @pytest.mark.parametrize(

@@ -8,132 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from torch import nn
 
 import fewshift
 from fewshift import LCCS, METHODS, FewshiftError, Network, Support, Target
 from fewshift.core.losses import at_labels, cross_entropy
-from fewshift.core.reading import IN_STEP, LAYER_BY_LAYER, ONE_BATCH, read, read_support, tied
+from fewshift.core.network import logits_of
 from fewshift.methods.finetune import L2
-from tests.core.test_moments import Shared
-from tests.helpers.networks import unsettle
-
-CLASSES = 4
-
-
-class Street(nn.Module):
-    """A small street-scene network: strides, an image-pooling branch that sees 1x1 maps, an unused auxiliary head."""
-
-    def __init__(self, coarse: bool = False) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(8, 12, 3, 1, 1), nn.BatchNorm2d(12), nn.ReLU())
-        self.pool = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(12, 6, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()
-        )
-        self.aux = nn.Sequential(nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4))
-        self.head = nn.Conv2d(18, CLASSES, 1)
-        self.coarse = coarse
-
-    def forward(self, images):
-        features = self.body(self.stem(images))
-        pooled = self.pool(features).expand(-1, -1, *features.shape[2:])
-        coarse = self.head(torch.cat([features, pooled], 1))
-        if self.coarse:
-            return {"out": coarse}
-        return {"out": F.interpolate(coarse, images.shape[2:], mode="bilinear", align_corners=False)}
-
-
-def street(coarse: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    return unsettle(Street(coarse))
-
-
-def scenes(count: int = 5, size: tuple[int, int] = (16, 24), seed: int = 0) -> Support:
-    """Images whose labels follow from their colours, a strip of them ignored."""
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(count, 3, *size, generator=generator) * 1.5 + 0.7
-    labels = (images[:, 0] > 0.7).long() + 2 * (images[:, 1] > 0.7).long()
-    labels[:, :3] = 255
-    return Support(images, labels)
-
-
-def mixed_sizes() -> Support:
-    parts = [scenes(1, size, seed) for seed, size in enumerate([(16, 24), (20, 16), (12, 30)])]
-    return Support(tuple(it.images[0] for it in parts), tuple(it.labels[0] for it in parts))
-
-
-# statistics over chunks
-
-
-@pytest.mark.parametrize("v", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("frugal", [False, True])
-def test_chunks_give_the_statistics_and_answers_of_one_batch(v, frugal):
-    model, support = street().double(), scenes()
-    images = support.images.double()
-    network = Network.of(model, images)
-    whole = read(network, [images], tied(network, v))
-    parts = read(network, images.split(2), tied(network, v), frugal=frugal)
-    assert (whole.route, parts.route) == (ONE_BATCH, LAYER_BY_LAYER if frugal else IN_STEP)
-    assert torch.allclose(torch.cat(parts.logits), whole.logits[0], atol=1e-9)
-    for name, seen in whole.moments.items():
-        assert torch.allclose(parts.moments[name].mean, seen.mean, atol=1e-9)
-        assert torch.allclose(parts.moments[name].pooled_var, seen.pooled_var, atol=1e-9)
-
-
-@pytest.mark.parametrize("frugal", [False, True])
-def test_layers_executed_twice_pool_over_chunks_as_over_one_batch(frugal):
-    torch.manual_seed(0)
-    model, images = unsettle(Shared()).double(), torch.randn(6, 3, 8, 8).double()
-    network = Network.of(model, images)
-    whole = read(network, [images], tied(network, 0.7))
-    parts = read(network, images.split(4), tied(network, 0.7), frugal=frugal)
-    assert torch.allclose(torch.cat(parts.logits), whole.logits[0], atol=1e-9)
-
-
-def test_images_of_different_sizes_pool_every_pixel():
-    model, support = street().double(), mixed_sizes().prepared(lambda images: images.double())
-    network = Network.of(model, support.images[0][None])
-    seen = read_support(network, support, tied(network, 0.0))
-    assert seen.route == IN_STEP
-    pixels = torch.cat([model.stem[0](image[None]).flatten(2)[0] for image in support.images], 1)
-    first = seen.moments["stem.1"]
-    assert torch.allclose(first.pooled_mean, pixels.mean(1), atol=1e-9)
-    assert torch.allclose(first.pooled_var, pixels.var(1, correction=0), atol=1e-9)
-
-
-def test_the_pooling_branch_gets_the_statistics_of_the_whole_support():
-    support = scenes()
-    network = Network.of(street(), support.images)
-    for route in ([support.images], support.images.split(1)):
-        var = read(network, list(route), tied(network, 1.0)).moments["pool.2"].pooled_var
-        assert (var > 1e-6).all()  # of each image alone it would be zero
-
-
-def test_a_pass_that_fails_in_one_chunk_ends_all_of_them():
-    model, images = street(), scenes(3).images
-    network = Network.of(model, images)
-    with pytest.raises(RuntimeError, match=r"size of tensor|channels"):
-        read(network, [images, images[:, :2]], tied(network, 0.5))
-
-
-def test_how_the_support_passed_is_recorded_and_changes_nothing():
-    model, support = street(), scenes()
-    routes = {
-        ONE_BATCH: support,
-        LAYER_BY_LAYER: Support(support.images, support.labels, at_once=2),
-        IN_STEP: mixed_sizes(),
-    }
-    found = {route: LCCS().fit(model, Target(it)) for route, it in routes.items()}
-    assert {route: it.notes["statistics"] for route, it in found.items()} == {route: route for route in routes}
-    whole, parts = (found[it].predictor(support.images)["out"] for it in (ONE_BATCH, LAYER_BY_LAYER))
-    assert torch.allclose(whole, parts, atol=1e-5)
-
-
-def test_too_little_memory_means_layer_by_layer(monkeypatch):
-    monkeypatch.setattr("fewshift.core.reading.free_memory", lambda _: 1 << 16)
-    assert LCCS(grid=2, epochs=0).fit(street(), Target(scenes())).notes["statistics"] == LAYER_BY_LAYER
-
+from tests.helpers.networks import STREET_CLASSES, Street, mixed_sizes, scenes, street, unsettle
 
 # losses and labels
 
@@ -141,7 +22,7 @@ def test_too_little_memory_means_layer_by_layer(monkeypatch):
 def test_coarse_answers_are_upsampled_to_the_labels():
     support = scenes()
     fine, coarse = street(), street(coarse=True)
-    assert Network.of(coarse, support.images).output == (CLASSES, 8, 12)
+    assert Network.of(coarse, support.images).output == (STREET_CLASSES, 8, 12)
     logits = at_labels(coarse(support.images)["out"], support.labels)
     assert torch.allclose(logits, fine(support.images)["out"], atol=1e-6)
     settings = {"epochs": 2, "batch_size": 5}
@@ -166,9 +47,9 @@ def test_the_loss_is_that_of_the_labelled_pixels_alone():
 def test_the_loss_over_chunks_weighs_by_labelled_pixels():
     support = scenes()
     support.labels[0, :10] = 255
-    answers = torch.randn(5, CLASSES, 16, 24)
-    found = support.loss_of(cross_entropy, answers.split(2))
-    assert found == pytest.approx(float(cross_entropy(answers, support.labels)), abs=1e-6)
+    answers = torch.randn(5, STREET_CLASSES, 16, 24)
+    loss = support.loss_of(cross_entropy, answers.split(2))
+    assert loss == pytest.approx(float(cross_entropy(answers, support.labels)), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["lccs", "l2", "finetune-bn", "finetune-head", "finetune-features"])
@@ -187,11 +68,20 @@ def test_an_image_without_labelled_pixels_contributes_nothing(name):
 def test_every_few_shot_method_takes_pixel_labels_and_returns_the_plain_network(name, support):
     model = street()
     before = copy.deepcopy(model.state_dict())
-    result = fewshift.adapt(model, support, method=METHODS[name](), validate=None)
+    method = METHODS[name](**({} if name == "adabn" else {"epochs": 2}))
+    result = fewshift.adapt(model, support, method=method, validate=None)
     assert type(result.model) is type(model)
     model.load_state_dict(result.model.state_dict(), strict=True)
     assert torch.isfinite(result.model(support.images[0][None])["out"]).all()
     assert all(torch.equal(before[key], tensor) for key, tensor in result.source.state_dict().items() if "aux" in key)
+
+
+@pytest.mark.parametrize("name", ["tent", "testtime-bn", "alpha-bn"])
+def test_streaming_methods_take_networks_with_pixel_logits(name):
+    support = scenes()
+    logits = logits_of(METHODS[name]().adapt(street(), Target(support))(support.images))
+    assert logits.shape == (5, STREET_CLASSES, 16, 24)
+    assert torch.isfinite(logits).all()
 
 
 def test_lccs_learns_four_numbers_a_layer_from_one_image_at_a_time():
@@ -234,9 +124,9 @@ def networks():
     smp = pytest.importorskip("segmentation_models_pytorch")
     segmentation = torchvision.models.segmentation
     return {
-        "smp": lambda: smp.DeepLabV3Plus("mobilenet_v2", encoder_weights=None, classes=CLASSES),
+        "smp": lambda: smp.DeepLabV3Plus("mobilenet_v2", encoder_weights=None, classes=STREET_CLASSES),
         "torchvision": lambda: segmentation.deeplabv3_mobilenet_v3_large(
-            weights=None, weights_backbone=None, num_classes=CLASSES, aux_loss=True
+            weights=None, weights_backbone=None, num_classes=STREET_CLASSES, aux_loss=True
         ),
     }
 
@@ -245,8 +135,8 @@ def networks():
 def test_networks_of_the_libraries_are_adapted_merged_loaded_and_used(name, tmp_path):
     torch.manual_seed(0)
     model = networks()[name]().eval()
-    support = scenes(2, (64, 64))
-    result = fewshift.adapt(model, support, method=LCCS(grid=3, epochs=1), validate=None)
+    support = scenes(2, (32, 32))
+    result = fewshift.adapt(model, support, method=LCCS(init=0.5, epochs=1), validate=None)
     file = result.delta.save(tmp_path / "street.safetensors")
     applied = fewshift.apply(model, file)
     fresh = networks()[name]().eval()
@@ -259,7 +149,7 @@ def test_networks_of_the_libraries_are_adapted_merged_loaded_and_used(name, tmp_
 
     assert torch.equal(answer(fresh), answer(result.model))
     assert not torch.equal(answer(fresh), answer(model))
-    skipped = [it.name for it in result.layers if it.skipped == "never executed"]
+    skipped = [layer.name for layer in result.layers if layer.skipped == "never executed"]
     assert skipped == []  # torchvision runs its auxiliary head in evaluation mode too
 
 
@@ -269,8 +159,11 @@ def test_networks_of_the_libraries_are_adapted_merged_loaded_and_used(name, tmp_
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda it: it.labels[:, 5, :3].fill_(7), r"label 7 \(15 pixels\) is out of range .* 0 to 3, 255 to ignore"),
-        (lambda it: it.labels.fill_(255), "every pixel of the support is ignored"),
+        (
+            lambda support: support.labels[:, 5, :3].fill_(7),
+            r"label 7 \(15 pixels\) is out of range .* 0 to 3, 255 to ignore",
+        ),
+        (lambda support: support.labels.fill_(255), "every pixel of the support is ignored"),
     ],
 )
 def test_labels_that_cannot_be_are_named_with_their_counts(change, sentence):
@@ -284,6 +177,12 @@ def test_a_network_that_answers_images_is_refused_for_pixels(tiny):
     support = scenes(size=(8, 8))
     with pytest.raises(FewshiftError, match=r"shape \(\), and its labels \(8, 8\)"):
         fewshift.adapt(tiny, support)
+
+
+def test_a_network_that_answers_pixels_is_refused_for_images():
+    images = scenes(4).images
+    with pytest.raises(FewshiftError, match=r"shape \(16, 24\), and each image has one label"):
+        L2().adapt(street(), Target(Support(images, torch.arange(4))))
 
 
 def test_answers_in_other_proportions_are_refused():
@@ -357,7 +256,7 @@ class Says(Street):
 )
 def test_the_main_output_is_found(wrap):
     model, support = unsettle(Says(wrap)), scenes(2)
-    assert Network.of(model, support.images).output == (CLASSES, 16, 24)
+    assert Network.of(model, support.images).output == (STREET_CLASSES, 16, 24)
 
 
 def test_several_outputs_without_a_known_name_are_refused():
@@ -377,7 +276,7 @@ def test_checkpoints_with_an_auxiliary_head_are_loaded(tmp_path):
     from fewshift.models import libraries as models
 
     make = torchvision.models.segmentation.deeplabv3_mobilenet_v3_large
-    model = make(weights=None, weights_backbone=None, num_classes=CLASSES, aux_loss=True)
+    model = make(weights=None, weights_backbone=None, num_classes=STREET_CLASSES, aux_loss=True)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     loaded = models.load("torchvision:deeplabv3_mobilenet_v3_large", tmp_path / "w.safetensors")
     assert loaded.aux_classifier is not None

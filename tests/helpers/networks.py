@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift import Support
+
+STREET_CLASSES = 4
 
 
 class Tiny(nn.Module):
@@ -62,3 +65,60 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def same_state(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+class Shared(nn.Module):
+    """One BatchNorm layer used twice, at two sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.again = nn.Conv2d(4, 4, 3, padding=1, stride=2)
+        self.bn = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, images):
+        hidden = self.bn(self.conv(images)).relu()
+        return self.fc(self.bn(self.again(hidden)).relu().mean((2, 3)))
+
+
+class Street(nn.Module):
+    """A small street-scene network: strides, an image-pooling branch that sees 1x1 maps, an unused auxiliary head."""
+
+    def __init__(self, coarse: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(8, 12, 3, 1, 1), nn.BatchNorm2d(12), nn.ReLU())
+        self.pool = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(12, 6, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()
+        )
+        self.aux = nn.Sequential(nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4))
+        self.head = nn.Conv2d(18, STREET_CLASSES, 1)
+        self.coarse = coarse
+
+    def forward(self, images):
+        features = self.body(self.stem(images))
+        pooled = self.pool(features).expand(-1, -1, *features.shape[2:])
+        coarse = self.head(torch.cat([features, pooled], 1))
+        if self.coarse:
+            return {"out": coarse}
+        return {"out": F.interpolate(coarse, images.shape[2:], mode="bilinear", align_corners=False)}
+
+
+def street(coarse: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    return unsettle(Street(coarse))
+
+
+def scenes(count: int = 5, size: tuple[int, int] = (16, 24), seed: int = 0) -> Support:
+    """Images whose labels follow from their colours, a strip of them ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, 3, *size, generator=generator) * 1.5 + 0.7
+    labels = (images[:, 0] > 0.7).long() + 2 * (images[:, 1] > 0.7).long()
+    labels[:, :3] = 255
+    return Support(images, labels)
+
+
+def mixed_sizes() -> Support:
+    parts = [scenes(1, size, seed) for seed, size in enumerate([(16, 24), (20, 16), (12, 30)])]
+    return Support(tuple(part.images[0] for part in parts), tuple(part.labels[0] for part in parts))

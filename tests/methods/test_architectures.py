@@ -21,16 +21,10 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_the_papers(name):
-    found = fewshift.inspect(getattr(torchvision.models, name)(weights=None))
-    assert (found.coefficients, found.affine_parameters) == COUNTS[name]
+    seen = fewshift.inspect(getattr(torchvision.models, name)(weights=None))
+    assert (seen.coefficients, seen.affine_parameters) == COUNTS[name]
     if name == "densenet121":
-        assert found.parameters == 7_978_856
-
-
-def test_a_resnet18_learns_80_numbers():
-    model = timm.create_model("resnet18", num_classes=2)
-    support = make_support(1, 2, 32)
-    assert LCCS(n=1, init=0.5, epochs=1).fit(model, fewshift.Target(support)).notes["parameters"] == 80
+        assert seen.parameters == 7_978_856
 
 
 BUILD = {
@@ -47,9 +41,9 @@ BUILD = {
 def test_adapted_weights_load_strictly_into_a_fresh_network_with_the_same_logits(name):
     torch.manual_seed(0)
     model = unsettle(BUILD[name]())
-    support = make_support(5, 4, 40)
-    result = fewshift.adapt(model, support, method=LCCS(grid=3, epochs=2, n=5), validate=None)
-    assert result.notes["classifier"] == "ncc"
+    support = make_support(1, 4, 32)
+    method = LCCS(init=0.5, epochs=1, n=2, classifier="ncc")
+    result = fewshift.adapt(model, support, method=method, validate=None)
     fresh = BUILD[name]()
     fresh.load_state_dict(result.model.state_dict(), strict=True)
     with torch.no_grad():

@@ -18,8 +18,9 @@ from tests.helpers.networks import make_support, make_tiny, same_state, state
 # settings that keep the tests quick, and settings under which a method is the source network
 QUICK: dict[str, dict] = {
     "lccs": {"epochs": 2, "grid": 3},
-    "lp-ft": {"epochs": 2, "probe_epochs": 3},
-    "delta-reg": {"epochs": 2},
+    "lp-ft": {"epochs": 1, "probe_epochs": 2, "folds": 2},
+    **{name: {"epochs": 2} for name in ("finetune-bn", "finetune-head", "finetune-features", "l2", "l2-sp")},
+    **{name: {"epochs": 2} for name in ("delta-reg", "late-fusion", "flute")},
     "shot": {"epochs": 2, "batch_size": 8, "lr": 0.01},
     "sfda": {"steps": 4, "memory_every": 2, "batch_size": 8},
     "sdda": {"epochs": 2, "start_epoch": 1, "batch_size": 8, "size": 8, "width": 4},
@@ -166,7 +167,7 @@ def test_only_the_tensors_named_on_its_card_change(name):
 def test_few_shot_predictors_do_not_depend_on_batch_mates_and_streaming_ones_do(name):
     images = make_support(4, seed=2).images
     predictor = quick(name).adapt(make_tiny(), target_for(name, make_support()))
-    together, alone = predict(predictor, images), torch.cat([predict(predictor, it.unsqueeze(0)) for it in images])
+    together, alone = predict(predictor, images), torch.cat([predict(predictor, image[None]) for image in images])
     assert torch.isfinite(alone).all()
     assert torch.allclose(together, alone, atol=1e-5) == (METHODS[name].needs is not Needs.STREAM)
 
@@ -181,11 +182,3 @@ def test_few_shot_predictors_are_plain_networks_that_load_strictly(name):
     images = make_support(seed=2).images
     assert torch.allclose(predict(fresh.eval(), images), predict(predictor, images), atol=1e-6)
     assert not predictor.training
-
-
-def test_every_method_says_what_it_is(name):
-    method = METHODS[name]
-    assert method.name == name
-    assert method.paper
-    assert method.changes
-    assert method.__doc__

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
+from torchvision.models.resnet import BasicBlock
 
 from fewshift.methods._replay import resumed
 from fewshift.methods.delta_reg import filter_importance
@@ -17,7 +18,7 @@ from tests.helpers.networks import make_support, make_tiny, same_state, state, u
 
 
 class Devious(nn.Module):
-    """Everything that must not be passed over lightly, before and after the layer `watched`."""
+    """Everything that must not be skipped carelessly, before and after the layer `watched`."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +55,7 @@ class Pair(nn.Module):
 
 
 class Lister(nn.Module):
-    """Gives one output and leaves another in the list it is given."""
+    """Returns one output and appends another to a list."""
 
     def forward(self, x, features):
         features.append(x * 3)
@@ -71,8 +72,10 @@ NETWORKS = {
     "tiny": (make_tiny, ["conv1", "conv2"]),
     "devious": (lambda: made(Devious), ["stem.0", "legacy.1", "twice", "watched"]),
     "resnet": (
-        lambda: made(torchvision.models.resnet18, num_classes=3),
-        ["conv1", "layer2.0.downsample.0", "layer4.1.conv2"],
+        lambda: made(
+            torchvision.models.ResNet, block=BasicBlock, layers=[1, 1, 1, 1], num_classes=3, width_per_group=64
+        ),
+        ["conv1", "layer2.0.downsample.0", "layer4.0.conv2"],
     ),
     "densenet": (
         lambda: made(torchvision.models.DenseNet, growth_rate=4, block_config=(2, 2), num_init_features=6),

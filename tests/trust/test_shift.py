@@ -311,7 +311,7 @@ BAD = {
     "bytes": (make_tiny(), IMAGES.byte(), "preprocess them to floating point"),
     "a number": (make_tiny(), 7, "cannot read images from int"),
     "a bare folder": (make_tiny(), "photos", "images from photos need preprocessing"),
-    "far too large": (make_tiny(), IMAGES * 1e30, "what enters layer 'bn1' is not finite"),
+    "far too large": (make_tiny(), IMAGES * 1e30, "layer 'bn1' is not finite"),
 }
 
 

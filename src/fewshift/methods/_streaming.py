@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import Moments, Normal, SourceLayer, normalising, source_layers
-from fewshift.core.network import Network, batchnorm, logits_of
+from fewshift.core.network import Network, batchnorm, logits_of, refuse_unadaptable
+from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
 
 BatchRule = Callable[[SourceLayer, Moments], Normal]
+
+
+@dataclass(frozen=True)
+class BatchStatistics(Method):
+    """A method whose predictor normalises every batch with statistics made from the source's and the batch's own."""
+
+    needs: ClassVar[Needs] = Needs.STREAM
+    changes: ClassVar[str] = "nothing that stays: statistics follow each batch"
+    returns: ClassVar[str] = "streaming predictor"
+
+    @abc.abstractmethod
+    def normal(self, source: SourceLayer, seen: Moments) -> Normal:
+        """What a layer normalises a batch with."""
+
+    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
+        """A predictor that follows its batches."""
+        network = Network.of(network, target.some_images(self.name, "a stream of batches"))
+        refuse_unadaptable(network)
+        return Fitted(BatchNormalised(network, self.normal))
+
+
+def weighted(source: SourceLayer, old: float, mean: Tensor, var: Tensor, new: float) -> Normal:
+    """old source + new batch, on means and on variances."""
+    mean = old * source.normal.mean + new * mean
+    var = old * (source.normal.std.square() - source.eps) + new * var
+    return Normal(mean, (var + source.eps).sqrt())
 
 
 class BatchNormalised(nn.Module):

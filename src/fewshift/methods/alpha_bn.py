@@ -8,25 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
-from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import Moments, Normal, SourceLayer
-from fewshift.core.network import Network, refuse_unadaptable
-from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._streaming import BatchNormalised
+from fewshift.methods._streaming import BatchStatistics, weighted
 
 
 @dataclass(frozen=True)
-class AlphaBN(Method):
+class AlphaBN(BatchStatistics):
     """alpha source + (1 - alpha) batch, on means and on variances, for any batch size."""
 
     name: ClassVar[str] = "alpha-bn"
     paper: ClassVar[str] = "You et al., 2021"
-    needs: ClassVar[Needs] = Needs.STREAM
-    changes: ClassVar[str] = "nothing that stays: statistics follow each batch"
-    returns: ClassVar[str] = "streaming predictor"
 
     alpha: float = 0.9
 
@@ -35,13 +27,6 @@ class AlphaBN(Method):
         if not 0 <= self.alpha <= 1:
             raise FewshiftError(f"alpha={self.alpha} is not a blend: give a number from 0 (batch) to 1 (source)")
 
-    def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
-        """A predictor that blends in the statistics of every batch."""
-        network = Network.of(network, target.some_images(self.name, "a stream of batches"))
-        refuse_unadaptable(network)
-        return Fitted(BatchNormalised(network, self._normal))
-
-    def _normal(self, source: SourceLayer, seen: Moments) -> Normal:
-        mean = self.alpha * source.normal.mean + (1 - self.alpha) * seen.pooled_mean
-        var = self.alpha * (source.normal.std.square() - source.eps) + (1 - self.alpha) * seen.pooled_var
-        return Normal(mean, (var + source.eps).sqrt())
+    def normal(self, source: SourceLayer, seen: Moments) -> Normal:
+        """The blend."""
+        return weighted(source, self.alpha, seen.pooled_mean, seen.pooled_var, 1 - self.alpha)

@@ -24,7 +24,8 @@ from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.run import run
 from fewshift.lab.bench.scenes import SceneSplit, extremes
 from fewshift.lab.bench.sweep import sweep
-from tests.core.test_pixels import CLASSES, street
+from tests.helpers.networks import STREET_CLASSES as CLASSES
+from tests.helpers.networks import street
 
 STEPS = Preprocess(None, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 NAMES = ("road", "car", "tree", "sky")
