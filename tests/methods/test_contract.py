@@ -17,6 +17,7 @@ from tests.helpers.networks import make_support, make_tiny, same_state, state
 
 # settings that keep the tests quick, and settings under which a method is the source network
 QUICK: dict[str, dict] = {
+    "auto": {"epochs": 2},
     "lccs": {"epochs": 2, "grid": 3},
     "lp-ft": {"epochs": 2, "probe_epochs": 3},
     "delta-reg": {"epochs": 2},
@@ -46,6 +47,7 @@ NEUTRAL: dict[str, dict] = {
 BODY = ("conv", "bn")
 AFFINE = ("bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias")
 MAY_CHANGE: dict[str, tuple[str, ...]] = {
+    "auto": (*AFFINE, "fc."),
     "source": (),
     "adabn": AFFINE,
     "lccs": (*AFFINE, "fc."),
