@@ -60,5 +60,5 @@ def test_folds_follow_the_seed():
 
 
 def test_an_unknown_way_is_refused():
-    with pytest.raises(FewshiftError, match="'always'.*'cv', 'loo'"):
+    with pytest.raises(FewshiftError, match=r"'always'.*'cv', 'loo'"):
         folds_of(make_support(2), "always", 0)

@@ -193,7 +193,7 @@ def test_a_support_image_among_the_evaluation_images_is_a_leak():
     others = make_support(20, seed=9)
     images = torch.cat([others.images, SUPPORT.images[3:4]])
     labels = torch.cat([others.labels, SUPPORT.labels[3:4]])
-    with pytest.raises(FewshiftError, match="1 of the 15 support images .* 61 evaluation images"):
+    with pytest.raises(FewshiftError, match=r"1 of the 15 support images .* 61 evaluation images"):
         fewshift.adapt(make_tiny(), SUPPORT, method="adabn", validate=Support(images, labels))
 
 
