@@ -17,6 +17,7 @@ from tests.helpers.networks import make_support, make_tiny, same_state, state
 
 # settings that keep the tests quick, and settings under which a method is the source network
 QUICK: dict[str, dict] = {
+    "auto": {"epochs": 2},
     "lccs": {"epochs": 2, "grid": 3},
     "lp-ft": {"epochs": 1, "probe_epochs": 2, "folds": 2},
     **{name: {"epochs": 2} for name in ("finetune-bn", "finetune-head", "finetune-features", "l2", "l2-sp")},
@@ -47,6 +48,7 @@ NEUTRAL: dict[str, dict] = {
 BODY = ("conv", "bn")
 AFFINE = ("bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias")
 MAY_CHANGE: dict[str, tuple[str, ...]] = {
+    "auto": (*AFFINE, "fc."),
     "source": (),
     "adabn": AFFINE,
     "lccs": (*AFFINE, "fc."),

@@ -1,4 +1,4 @@
-"""One temperature from held-out answers: fitted, told honestly, and written into the head where that is sound."""
+"""One temperature from held-out answers: fitted, reported honestly, and written into the head where that is sound."""
 
 from __future__ import annotations
 
@@ -13,23 +13,31 @@ from torch import nn
 import fewshift
 from fewshift import METHODS, Support
 from fewshift.core.network import Network
-from fewshift.trust.calibration import Calibration, calibrated, calibration_of, chance_error, temperatures_of_others
-from fewshift.trust.gain import TEMPERATURES, HeldOut
+from fewshift.trust.calibration import (
+    Calibration,
+    NotApplied,
+    calibrated,
+    calibration_of,
+    chance_error,
+    temperatures_of_others,
+)
+from fewshift.trust.held_out import ImageAnswers
 from tests.core.test_pixels import scenes, street
 from tests.helpers.networks import make_support, make_tiny, same_state, state
 
 HEAD = METHODS["finetune-head"](epochs=40, lr=3.0)
+DEGREES = [10 ** (step / 20) for step in range(-40, 41)]  # the temperatures that are tried
 
 
-def answers(images: int = 12, repeats: int = 2, classes: int = 3, seed: int = 0) -> HeldOut:
+def answers(images: int = 12, repeats: int = 2, classes: int = 3, seed: int = 0) -> ImageAnswers:
     """Every image is held out `repeats` times, in other folds each time; the adapted network is far too sure."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(images) % classes
     source, adapted = (torch.randn(images * repeats, classes, generator=generator).double() for _ in range(2))
     numbers = torch.arange(images).repeat(repeats)
-    folds = torch.cat([torch.randperm(images, generator=generator) % 3 + 3 * it for it in range(repeats)])
+    folds = torch.cat([torch.randperm(images, generator=generator) % 3 + 3 * repeat for repeat in range(repeats)])
     adapted = 8 * (adapted + F.one_hot(labels, classes).repeat(repeats, 1))
-    return HeldOut(labels.repeat(repeats), numbers, folds, source, adapted)
+    return ImageAnswers(numbers, folds, labels.repeat(repeats), source, adapted)
 
 
 def naive_loss(logits: torch.Tensor, labels: torch.Tensor, degree: float) -> float:
@@ -37,12 +45,12 @@ def naive_loss(logits: torch.Tensor, labels: torch.Tensor, degree: float) -> flo
     total = 0.0
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
         peak = max(row) / degree
-        total += math.log(sum(math.exp(it / degree - peak) for it in row)) + peak - row[label] / degree
+        total += math.log(sum(math.exp(value / degree - peak) for value in row)) + peak - row[label] / degree
     return total / len(labels)
 
 
 def naive_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    return min(TEMPERATURES.tolist(), key=lambda it: naive_loss(logits, labels, it))
+    return min(DEGREES, key=lambda degree: naive_loss(logits, labels, degree))
 
 
 def naive_error(logits: torch.Tensor, labels: torch.Tensor) -> float:
@@ -51,7 +59,7 @@ def naive_error(logits: torch.Tensor, labels: torch.Tensor) -> float:
     for row, label in zip(logits.softmax(1).tolist(), labels.tolist(), strict=True):
         sure = max(row)
         bins[min(14, math.ceil(sure * 15) - 1)].append((sure, float(row.index(sure) == label)))
-    gaps = (abs(sum(right - sure for sure, right in it)) for it in bins)
+    gaps = (abs(sum(right - sure for sure, right in members)) for members in bins)
     return sum(gaps) / len(labels)
 
 
@@ -69,25 +77,25 @@ def overconfident() -> fewshift.Adaptation:
 
 def test_the_temperature_is_that_of_the_least_cross_entropy():
     held = answers()
-    found = calibration_of(held)
-    assert found is not None
-    assert found.temperature == pytest.approx(naive_temperature(held.adapted, held.labels))
+    calibration = calibration_of(held)
+    assert calibration is not None
+    assert calibration.temperature == pytest.approx(naive_temperature(held.adapted, held.labels))
 
 
 def test_the_errors_are_those_of_a_naive_loop():
     held = answers()
-    found = calibration_of(held)
-    assert found is not None
-    assert found.before == pytest.approx(naive_error(held.source, held.labels))
-    assert found.uncalibrated == pytest.approx(naive_error(held.adapted, held.labels))
+    calibration = calibration_of(held)
+    assert calibration is not None
+    assert calibration.before == pytest.approx(naive_error(held.source, held.labels))
+    assert calibration.uncalibrated == pytest.approx(naive_error(held.adapted, held.labels))
     scaled = held.adapted.clone()
-    for row in range(len(held)):
+    for row in range(len(held.labels)):
         fold = held.images[held.folds == held.folds[row]].tolist()
-        others = torch.tensor([it not in fold for it in held.images.tolist()])
+        others = torch.tensor([image not in fold for image in held.images.tolist()])
         scaled[row] /= naive_temperature(held.adapted[others], held.labels[others])
-    assert found.after == pytest.approx(naive_error(scaled, held.labels))
+    assert calibration.after == pytest.approx(naive_error(scaled, held.labels))
     change = naive_loss(scaled, held.labels, 1) - naive_loss(held.adapted, held.labels, 1)
-    assert found.loss_change == pytest.approx(change)
+    assert calibration.loss_change == pytest.approx(change)
 
 
 def test_no_image_has_a_say_in_its_own_temperature():
@@ -103,11 +111,11 @@ def test_no_image_has_a_say_in_its_own_temperature():
 def test_a_single_fold_is_cut_into_halves_of_the_images():
     held = answers(repeats=1)
     held = replace(held, folds=torch.zeros_like(held.folds))
-    found = temperatures_of_others(held, held.adapted)
+    degrees = temperatures_of_others(held, held.adapted)
     for half in (0, 1):
         other = held.images % 2 != half
         wanted = naive_temperature(held.adapted[other], held.labels[other])
-        assert found[held.images % 2 == half].tolist() == pytest.approx([wanted] * 6)
+        assert degrees[held.images % 2 == half].tolist() == pytest.approx([wanted] * 6)
 
 
 def test_a_single_image_is_nothing_to_fit_to():
@@ -125,37 +133,37 @@ def test_chance_is_what_a_network_shows_that_is_right_as_often_as_it_is_sure():
 
 
 def test_what_is_handed_over_is_calibrated_and_says_the_same(overconfident):
-    found = overconfident.calibration
-    assert found.applied
-    assert found.temperature > 1
-    assert overconfident.notes["temperature"] == found.temperature
+    degree = overconfident.calibration.temperature
+    assert overconfident.calibration.applied
+    assert degree > 1
+    assert overconfident.notes["temperature"] == degree
     support = noisy()
     plain = HEAD.adapt(make_tiny(), fewshift.Target(support))
     others = make_support(200, seed=7).images
     with torch.no_grad():
         sharp, soft = plain(others), overconfident.model(others)
     assert torch.equal(sharp.argmax(1), soft.argmax(1))
-    assert torch.allclose(soft, sharp / found.temperature, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(soft, sharp / degree, rtol=1e-4, atol=1e-5)
 
 
-def test_it_is_less_wrong_about_new_images(overconfident):
+def test_the_temperature_lowers_the_loss_on_new_images(overconfident):
     others = noisy(200, seed=7)
     with torch.no_grad():
         logits = overconfident.model(others.images)
     divided, plain = (
-        F.cross_entropy(it, others.targets) for it in (logits, logits * overconfident.notes["temperature"])
+        F.cross_entropy(answer, others.targets) for answer in (logits, logits * overconfident.notes["temperature"])
     )
     assert divided < plain
 
 
 def test_only_the_head_is_divided_and_the_delta_carries_it(overconfident, tmp_path):
     source = make_tiny()
-    given = state(source)
+    original = state(source)
     file = overconfident.delta.save(tmp_path / "d.safetensors")
     assert set(overconfident.delta.bits) == {"fc.weight", "fc.bias"}
     adapted = fewshift.apply(source, file)
     assert same_state(state(adapted), state(overconfident.model))
-    assert same_state(state(fewshift.revert(adapted, file)), given)
+    assert same_state(state(fewshift.revert(adapted, file)), original)
 
 
 def test_the_network_that_was_given_stays_as_it_is():
@@ -178,9 +186,9 @@ def test_a_head_that_is_the_sources_stays_so_bit_for_bit(name):
     with torch.no_grad():
         model.fc.weight.mul_(50)  # sure of anything
     result = fewshift.adapt(model, noisy(), method=METHODS[name](), accept="always")
-    assert all(torch.equal(model.state_dict()[it], result.model.state_dict()[it]) for it in ("fc.weight", "fc.bias"))
-    assert not result.calibration.applied
-    assert result.calibration.reason == "the classifier is the source's"
+    source, adapted = model.state_dict(), result.model.state_dict()
+    assert all(torch.equal(source[name], adapted[name]) for name in ("fc.weight", "fc.bias"))
+    assert result.calibration.refused is NotApplied.SOURCE_HEAD
     assert result.calibration.temperature > 1
     assert "temperature" not in result.notes
 
@@ -226,28 +234,34 @@ def changed_head(model: nn.Module, head: str) -> tuple[Network, nn.Module]:
 
 
 @pytest.mark.parametrize(
-    ("found", "weak", "reason"),
+    ("calibration", "weak", "refused"),
     [
-        (SURE, True, "the evidence is weak"),
-        (replace(SURE, predictions=19), False, "19 held-out predictions are too few"),
-        (replace(SURE, temperature=0.5), False, "it is not too sure of itself"),
-        (replace(SURE, temperature=100.0), False, "its answers tell nothing apart"),
-        (replace(SURE, loss_change=0.1), False, "on other images it would not clearly lower the cross-entropy"),
-        (replace(SURE, loss_change=-0.05), False, "on other images it would not clearly lower the cross-entropy"),
+        (SURE, True, NotApplied.WEAK),
+        (replace(SURE, predictions=19), False, NotApplied.TOO_FEW),
+        (replace(SURE, temperature=0.5), False, NotApplied.SURE_ENOUGH),
+        (replace(SURE, temperature=100.0), False, NotApplied.NO_SIGNAL),
+        (replace(SURE, loss_change=0.1), False, NotApplied.NO_FALL),
+        (replace(SURE, loss_change=-0.05), False, NotApplied.NO_FALL),
     ],
 )
-def test_what_is_not_sound_is_not_applied(found, weak, reason):
+def test_what_is_not_sound_is_not_applied(calibration, weak, refused):
     network, predictor = changed_head(make_tiny(), "fc")
-    same, told = calibrated(network, predictor, found, PICTURES, weak=weak)
+    same, judged = calibrated(network, predictor, calibration, PICTURES, weak=weak)
     assert same is predictor
-    assert (told.applied, told.reason) == (False, reason)
+    assert (judged.applied, judged.refused) == (False, refused)
+
+
+def test_without_a_known_head_nothing_is_divided():
+    network, predictor = changed_head(make_tiny(), "fc")
+    _, judged = calibrated(replace(network, head=None), predictor, SURE, PICTURES, weak=False)
+    assert judged.refused is NotApplied.NO_HEAD
 
 
 def test_a_head_with_something_after_it_is_left_alone():
     network, predictor = changed_head(After(), "body.fc")
-    same, told = calibrated(network, predictor, SURE, PICTURES, weak=False)
+    same, judged = calibrated(network, predictor, SURE, PICTURES, weak=False)
     assert same is predictor
-    assert told.reason == "something comes after the last linear layer"
+    assert judged.refused is NotApplied.NOT_LAST
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -256,19 +270,11 @@ def test_the_type_of_the_weights_stays_and_half_precision_keeps_every_prediction
     images = torch.randn(400, 3, 2, 2, generator=torch.Generator().manual_seed(0), dtype=dtype)
     network = Network.of(model, images, "1")
     predictor = network.with_tensors({"1.weight": model[1].weight * 4})
-    divided, told = calibrated(network, predictor, replace(SURE, temperature=2.9), images, weak=False)
-    assert told.applied
+    divided, judged = calibrated(network, predictor, replace(SURE, temperature=2.9), images, weak=False)
+    assert judged.applied
     assert divided[1].weight.dtype == dtype
-    assert told.temperature == (2.9 if dtype == torch.float64 else 4.0)  # a power of two divides without rounding
+    assert judged.temperature == (2.9 if dtype == torch.float64 else 4.0)  # a power of two divides without rounding
     with torch.no_grad():
         assert torch.equal(predictor(images).argmax(1), divided(images).argmax(1))
         if dtype == torch.bfloat16:
             assert torch.equal(predictor(images), divided(images) * 4)
-
-
-def test_the_words_tell_the_numbers_in_points():
-    assert replace(SURE, applied=True).words == (
-        "confidence and accuracy are 10 points apart for the source network and 40 for the adapted one, over 30 "
-        "held-out predictions (about 10 would be chance); dividing its classifier by a temperature of 2.00 makes it 10"
-    )
-    assert replace(SURE, reason="so").words.endswith("; no temperature was applied: so")

@@ -277,12 +277,12 @@ def calibration(calibration: Calibration) -> str:
 def shift(shift: Shift) -> str:
     """Whether images differ from those of training."""
     strongest = shift.ranked[0]
-    images = "image" if shift.given == 1 else f"{shift.given:,} images"
-    if shift.images < shift.given:
+    images = "image" if shift.total == 1 else f"{shift.total:,} images"
+    if shift.images < shift.total:
         images += f" ({shift.images} looked at)"
     scores = f"score {shift.score:.1f}, alarm above {shift.threshold:.1f}"
     if shift.shifted:
-        differ = "differs" if shift.given == 1 else "differ"
+        differ = "differs" if shift.total == 1 else "differ"
         source = f"the {shift.source_images} of the source" if shift.source_images else "the network's training images"
         return (
             f"the {images} {differ} from {source}: {scores}, "

@@ -40,6 +40,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from scipy.special import fdtri  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress_
@@ -59,7 +60,7 @@ GUESS_COUNTS = 2  # images for which this guess stands
 DIRECTIONS = 4  # in which images differ, before any was seen
 DIRECTIONS_COUNT = 5  # images for which that guess stands
 MOST_DIRECTIONS = 60
-NORMAL_95 = 1.6449  # one false alarm in twenty
+SILENT = 0.95  # share of draws from the source without an alarm
 TINY = 1e-12  # a layer without eps may remember a channel that never varied
 
 
@@ -85,7 +86,7 @@ class Shift:
     score: float
     threshold: float
     images: int  # looked at
-    given: int
+    total: int  # there were
     source_images: int = 0  # compared with; 0: with what the layers remember
 
     @property
@@ -157,28 +158,28 @@ def look(model: nn.Module, pictures: Unlabelled, head: str | None = None, most: 
     source, working = source_layers(network), network.copy()
     parts = [_passed(network, working, source, images) for images in _batches(network, pictures, chosen)]
     return {
-        layer.name: Seen(*(torch.cat([getattr(it[layer.name], what) for it in parts]) for what in ("mean", "var")))
+        layer.name: Seen(*(torch.cat([getattr(part[layer.name], what) for part in parts]) for what in ("mean", "var")))
         for layer in network.layers
     }
 
 
-def judged(seen: Mapping[str, Seen], source: Mapping[str, Seen] | None = None, given: int | None = None) -> Shift:
+def judged(seen: Mapping[str, Seen], source: Mapping[str, Seen] | None = None, total: int | None = None) -> Shift:
     """The verdict on what the layers saw of N images, against what they saw of source images or remember."""
-    measured = {name: _measured(it, source[name] if source else None) for name, it in seen.items()}
-    squares = {name: it.effect / it.error for name, it in measured.items()}
+    measured = {name: _measured(view, source[name] if source else None) for name, view in seen.items()}
+    squares = {name: layer.effect / layer.error for name, layer in measured.items()}
     order = sorted(squares, key=lambda name: -squares[name])
     free = next(iter(measured.values())).free
-    directions = _directions(sum(it.products / it.error for it in measured.values()), free)  # type: ignore[arg-type]
+    directions = _directions(torch.stack([layer.products / layer.error for layer in measured.values()]).sum(0), free)
     images = len(next(iter(seen.values())).mean)
     return Shift(
         tuple(
-            LayerShift(name, it.mean_shift, it.std_ratio, math.sqrt(squares[name]), order.index(name) + 1)
-            for name, it in measured.items()
+            LayerShift(name, layer.mean_shift, layer.std_ratio, math.sqrt(squares[name]), order.index(name) + 1)
+            for name, layer in measured.items()
         ),
         score=math.sqrt(sum(squares.values()) / len(squares)),
-        threshold=math.sqrt(_percentile_95(directions, directions * (free + GUESS_COUNTS))),
+        threshold=math.sqrt(fdtri(directions, directions * (free + GUESS_COUNTS), SILENT)),
         images=images,
-        given=images if given is None else given,
+        total=images if total is None else total,
         source_images=len(next(iter(source.values())).mean) if source else 0,
     )
 
@@ -201,7 +202,7 @@ def _measured(seen: Seen, source: Seen | None) -> _Measured:
         getattr(samples[0], what) - (getattr(samples[1], what) if source else 0)
         for what in ("shift", "stretch", "spread")
     )
-    deviations = torch.cat([it.deviations for it in samples])
+    deviations = torch.cat([sample.deviations for sample in samples])
     products = deviations @ deviations.T / len(shift)
     free = len(deviations) - len(samples)
     variance = (GUESS_COUNTS * GUESS + float(products.trace())) / (GUESS_COUNTS + free)
@@ -209,7 +210,7 @@ def _measured(seen: Seen, source: Seen | None) -> _Measured:
         mean_shift=float(shift.square().mean().sqrt()),
         std_ratio=float(spread.mean().exp()),
         effect=float(shift.square().mean() + stretch.square().mean()),
-        error=variance * sum(1 / len(it.deviations) for it in samples) + TOLERANCE**2,
+        error=variance * sum(1 / len(sample.deviations) for sample in samples) + TOLERANCE**2,
         products=products,
         free=free,
     )
@@ -247,14 +248,6 @@ def _directions(products: Tensor, free: int) -> float:
     return (DIRECTIONS_COUNT + free - 1) / (DIRECTIONS_COUNT / DIRECTIONS + (free - 1) * inverse)
 
 
-def _percentile_95(upper: float, lower: float) -> float:
-    """Of the F distribution with these degrees of freedom, by the cube roots of Wilson and Hilferty."""
-    a, b = 2 / (9 * upper), 2 / (9 * lower)
-    square = (1 - b) ** 2 - NORMAL_95**2 * b
-    linear, constant = (1 - a) * (1 - b), (1 - a) ** 2 - NORMAL_95**2 * a
-    return float(((linear + math.sqrt(linear**2 - square * constant)) / square) ** 3)
-
-
 @torch.no_grad()
 def _passed(network: Network, working: nn.Module, source: Mapping[str, SourceLayer], images: Tensor) -> dict[str, Seen]:
     calls: dict[str, list[Moments]] = {layer.name: [] for layer in network.layers}
@@ -288,13 +281,13 @@ def _batches(network: Network, pictures: Unlabelled, chosen: Tensor) -> Iterator
 
 def _of_each_image(name: str, calls: list[Moments], images: int) -> Moments:
     """The moments of every image over all that a layer saw of it: it may run several times, or on parts of images."""
-    if not calls or any(len(it.mean) % images for it in calls):
+    if not calls or any(len(moments.mean) % images for moments in calls):
         raise FewshiftError(
             f"layer '{name}' does not see every image in the same way, so images cannot be compared in it: "
             "pass a network that runs alike for all images"
         )
     mean, var, count = (
-        torch.cat([getattr(it, what).unflatten(0, (images, -1)) for it in calls], 1)
+        torch.cat([getattr(moments, what).unflatten(0, (images, -1)) for moments in calls], 1)
         for what in ("mean", "var", "count")
     )
     weights = (count / count.sum(1, keepdim=True)).unsqueeze(2)
