@@ -22,8 +22,10 @@ COMMANDS = (  # in the order in which help lists them
     "shift",
     "learning_curve",
     "merge",
-    "sweeps",
     "training",
+    "bench",
+    "report",
+    "list",
 )
 for command in COMMANDS:
     import_module(f"fewshift.cli.{command}")  # which registers it

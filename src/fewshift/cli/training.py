@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewshift.cli.console import Lines, Tell, check_outputs, one_thread, print_json, progress_bar
-from fewshift.cli.options import Json, app
+from fewshift.cli.options import Json, command
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ RANDOM, LIBRARYS_OWN = "random", "imagenet"  # words for weights that are not a 
 DECIDES = ("arch", "factory", "classes", "dataset", "sources", "algorithm", "recipe", "seed", "initial_weights")
 
 
-@app.command()
+@command()
 def train(
     dataset: Annotated[str, typer.Argument(help="See `fewshift list datasets`.")],
     target: Annotated[

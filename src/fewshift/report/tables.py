@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """The values of one row on one target, in percent, by seed, with the paper's value where the cell matches."""
+    """The values of one row on one target by seed, and the paper's value where it prints one."""
 
     values: Mapping[int, float]
     paper: float | None = None
@@ -62,7 +62,7 @@ class Table:
     rule: str
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
-    ranked: bool = True  # whether more is better, so that the best is marked
+    ranked: bool = True  # whether the largest is the best and gets a mark
     digits: int = 1  # after the point
 
     def marks(self, column: int) -> dict[int, str]:
@@ -73,27 +73,27 @@ class Table:
         if not self.ranked:
             return {}
         groups = dict.fromkeys(line.among for line in self.lines)
-        return {index: mark for it in groups for index, mark in self._marks_among(it, column).items()}
+        return {index: mark for group in groups for index, mark in self._marks_among(group, column).items()}
 
     def _marks_among(self, group: str, column: int) -> dict[int, str]:
         ranked = sorted(
             (index for index, line in enumerate(self.lines) if line.among == group and line.entries[column].values),
             key=lambda index: -self.lines[index].entries[column].mean,
         )
-        found: dict[int, str] = {}
+        marks: dict[int, str] = {}
         for place, mark in enumerate(("best", "second")):
             if place + 1 >= len(ranked):
                 break
             ahead, behind = (self.lines[ranked[place + step]].entries[column] for step in (0, 1))
             if not is_ahead(ahead, behind):
                 break
-            found[ranked[place]] = mark
-        return found
+            marks[ranked[place]] = mark
+        return marks
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of words, with what has to be known to read it and what follows from it, as sentences."""
+    """A table of words, with a header that explains it and sentences that follow from it."""
 
     title: str
     header: str
@@ -136,8 +136,8 @@ def markdown(table: Table) -> str:
     marks = [table.marks(column) for column in range(len(table.columns))]
     for index, line in enumerate(table.lines):
         cells = [
-            wraps.get(marks[it].get(index, ""), "{}").format(entry.text(table.digits))
-            for it, entry in enumerate(line.entries)
+            wraps.get(marks[column].get(index, ""), "{}").format(entry.text(table.digits))
+            for column, entry in enumerate(line.entries)
         ]
         rows.append("| " + " | ".join([*(_cell(tell(line)) for _, tell in _leading(table)), *cells]) + " |")
     return f"### {_cell(table.title)}\n\n{_header(table)}\n\n" + "\n".join(rows) + "\n"
@@ -148,17 +148,19 @@ def listing_markdown(listing: Listing) -> str:
     rows = ["| " + " | ".join(map(_cell, line)) + " |" for line in (listing.columns, *listing.lines)]
     rows.insert(1, "|" + "---|" * len(listing.columns))
     text = f"### {_cell(listing.title)}\n\n{listing.header}\n\n" + "\n".join(rows) + "\n"
-    return text + "".join(f"\n- {it}" for it in map(_cell, listing.sentences)) + ("\n" if listing.sentences else "")
+    return (
+        text + "".join(f"\n- {_cell(sentence)}" for sentence in listing.sentences) + ("\n" if listing.sentences else "")
+    )
 
 
 def listing_latex(listing: Listing) -> str:
     """A booktabs table; the sentences are comments."""
     head, *rows = (
-        " & ".join(_escape(it).replace("±", r"$\pm$") for it in line) + r" \\"
+        " & ".join(_escape(word).replace("±", r"$\pm$") for word in line) + r" \\"
         for line in (listing.columns, *listing.lines)
     )
     body = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
-    notes = "".join(f"% {' '.join(it.split())}\n" for it in (listing.header, *listing.sentences))
+    notes = "".join(f"% {' '.join(sentence.split())}\n" for sentence in (listing.header, *listing.sentences))
     return f"{notes}\\begin{{tabular}}{{l{'c' * (len(listing.columns) - 1)}}}\n{body}\n\\end{{tabular}}\n"
 
 
@@ -223,17 +225,17 @@ def _header(table: Table) -> str:
 
 
 def _leading(table: Table) -> list[tuple[str, Callable[[Line], str]]]:
-    """The columns before the numbers: shots and conditions only where a line has them."""
-    found: list[tuple[str, Callable[[Line], str]]] = [("method", lambda line: line.label)]
+    """The columns before the numbers: shots and conditions only where some line has them."""
+    columns: list[tuple[str, Callable[[Line], str]]] = [("method", lambda line: line.label)]
     if any(line.shots is not None for line in table.lines):
-        found.append(("k", _shots))
+        columns.append(("k", _shots))
     if any(line.condition for line in table.lines):
-        found.append(("condition", lambda line: line.condition))
-    return found
+        columns.append(("condition", lambda line: line.condition))
+    return columns
 
 
 def _cell(text: str) -> str:
-    """Words as they are, in a pipe table."""
+    """Text, escaped for a pipe table."""
     plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{letter}" if letter in "|*_`\\" else letter for letter in plain)
 
@@ -243,8 +245,8 @@ def _shots(line: Line) -> str:
 
 
 def _mean_of_papers(entries: Sequence[Entry]) -> float | None:
-    values = [entry.paper for entry in entries]
-    return None if any(value is None for value in values) else statistics.fmean(it for it in values if it is not None)
+    values = [entry.paper for entry in entries if entry.paper is not None]
+    return statistics.fmean(values) if len(values) == len(entries) else None
 
 
 LATEX = {

@@ -32,7 +32,7 @@ from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.lab.datasets.copies import load_validation
 from fewshift.methods.lccs import LCCS
 from fewshift.models.cards import Card, read_card, with_card
-from fewshift.report import figures
+from fewshift.report import run_figures as figures
 from fewshift.report.tables import Listing, listing_latex, listing_markdown
 from fewshift.trust.guard import Verdict
 from tests.helpers.networks import make_tiny

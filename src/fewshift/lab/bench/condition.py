@@ -1,4 +1,4 @@
-"""Conditions: in which order, in what mix and how many at a time test images arrive. A condition is a permutation."""
+"""Conditions: the order, the class mix and the batch size of test images. A condition is a permutation."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class Condition:
         if self.order not in ORDERS:
             raise FewshiftError(f"order={self.order!r} is unknown: choose one of {', '.join(ORDERS)}")
         if self.alpha is not None and not self.alpha >= 1:
-            raise FewshiftError(f"alpha={self.alpha} is no ratio of largest to smallest: give 1 or more")
+            raise FewshiftError(
+                f"alpha={self.alpha} must be the ratio of the largest to the smallest class: give 1 or more"
+            )
         if self.batch_size < 1:
             raise FewshiftError(f"batch_size={self.batch_size} is too small: give at least 1")
 
     def indices(self, labels: Tensor, seed: int, classes: int | None = None) -> Tensor:
-        """Which images come, and in which order; the same for every method that is given the same seed."""
+        """The images of the stream, in order; the same for every method with the same seed."""
         generator = torch.Generator().manual_seed(checked_seed(seed))
         order = torch.randperm(len(labels), generator=generator)
         if self.alpha is not None:
@@ -62,7 +64,7 @@ def long_tail(labels: Tensor, alpha: float, classes: int | None = None) -> list[
 
 
 def _kept(labels: Tensor, counts: list[int]) -> Tensor:
-    """A mask that keeps the first so many of each class."""
+    """A mask that keeps the first `counts` images of each class."""
     keep = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in enumerate(counts):
         keep[(labels == label).nonzero().flatten()[:count]] = True

@@ -10,10 +10,10 @@ from typing import Any
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.groups import Group, brief, grouped, identity, mix_of, name_of, points_of, streams, with_shots
 from fewshift.lab.bench.results import Outcome, what
-from fewshift.report import figures
+from fewshift.report import figures, run_figures
 from fewshift.report import prose as words
-from fewshift.report.figures import Curve
 from fewshift.report.pages import Picture
+from fewshift.report.run_figures import Curve
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ def _against(axis: Axis, grid: Grid, outcomes: Group, where: str, key: str, note
     pictures = []
     for number, curves in enumerate(_readable(lines)):
         facts = "; ".join(f"{curve.name}: {_described(curve)}" for curve in curves)
-        svg = figures.curves(
+        svg = run_figures.curves(
             curves,
             across=axis.name,
             label=brief(grid),
             ticks=ticks,
-            span=figures.span_of(lines.values(), least),
+            span=run_figures.span_of(lines.values(), least),
             key=f"{key}-{number}",
             alt=f"{words.sentence(what(grid))} against {axis.name}; {where}. {facts}.",
         )
@@ -115,12 +115,12 @@ def _lines(axis: Axis, grid: Grid, outcomes: Group) -> dict[tuple[Any, ...], Cur
 
 def _readable(lines: Mapping[tuple[Any, ...], Curve]) -> list[list[Curve]]:
     """As many pictures as the lines need; the source network and LCCS are in each, to compare with."""
-    if len(lines) <= figures.MOST_LINES:
+    if len(lines) <= run_figures.MOST_LINES:
         return [list(lines.values())]
     common = [next((line for line in lines if line[0] == method), None) for method in ("source", "lccs")]
     repeated = [lines[line] for line in common if line is not None]
     others = [curve for line, curve in lines.items() if line not in common]
-    parts = math.ceil(len(others) / (figures.MOST_LINES - len(repeated)))
+    parts = math.ceil(len(others) / (run_figures.MOST_LINES - len(repeated)))
     size = math.ceil(len(others) / parts)
     return [repeated + others[start : start + size] for start in range(0, len(others), size)]
 

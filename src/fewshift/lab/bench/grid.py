@@ -135,7 +135,7 @@ class GridRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells of a table: every row on every target with every seed, judged on one test set for each of those.
+    """All cells of a table: every row on every target with every seed, tested on the same images.
 
     - targets: domains of `dataset`, or "DATASET/DOMAIN" without it; "ORIGIN -> DOMAIN" names a source domain.
     - source: the name of the source network; {target}, {origin} and {seed} stand for the cell's own.
@@ -158,7 +158,7 @@ class Grid:
 
     @classmethod
     def load(cls, path: str | Path) -> Grid:
-        """Read a grid; a mistake in the file is one sentence that names it."""
+        """Read a grid; a mistake in the file raises one sentence that names it."""
         path = Path(path)
         data = read_toml(path)
         check_known(path, "the grid", data, cls)

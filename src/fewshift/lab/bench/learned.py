@@ -13,10 +13,10 @@ from fewshift.lab.bench.curves import SHOTS
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.groups import Group, best_group, brief, grouped, identity, name_of, one_per_fit, points_of
 from fewshift.lab.bench.results import Outcome, what
-from fewshift.report import figures
+from fewshift.report import figures, run_figures
 from fewshift.report import prose as words
-from fewshift.report.figures import BlendPanel
 from fewshift.report.pages import Picture
+from fewshift.report.run_figures import BlendPanel
 
 FEW_TARGETS = 4  # more lines over a hundred layers cannot be told apart
 
@@ -31,7 +31,7 @@ def chosen_v(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
         by_shots = sorted(grouped(group, SHOTS.of).items())
         counts = {f"k = {k:g}": _counted(_notes(outcome)["v"] for outcome in members) for k, members in by_shots}
         facts = "; ".join(f"{k}: {_frequencies(count)}" for k, count in counts.items())
-        svg = figures.chosen(counts, key=f"{key}chosen{number}", alt=f"How often each v was chosen. {facts}.")
+        svg = run_figures.chosen(counts, key=f"{key}chosen{number}", alt=f"How often each v was chosen. {facts}.")
         caption = (
             f"{group[0].row.name}: the v that the search chose, from the source's statistics (0) to the support's (1), "
             f"and how often; every draw on every target counts once."
@@ -58,7 +58,7 @@ def objectives(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
         for panel in losses:
             least, often = _best(panel.points, min), _frequencies(panel.chosen)
             facts += f" {words.sentence(panel.label)} is least at {least}; chosen: {often}."
-        svg = figures.over_v(
+        svg = run_figures.over_v(
             [BlendPanel(brief(grid), scores, {}), *losses],
             key=f"{key}objective{number}",
             alt=f"Over the blend v, one above the other: {facts}",

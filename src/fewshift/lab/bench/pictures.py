@@ -12,8 +12,8 @@ from fewshift.lab.bench.groups import Group, grouped, one_per_fit, streams
 from fewshift.lab.bench.learned import chosen_v, layers, objectives
 from fewshift.lab.bench.record import Record
 from fewshift.lab.bench.results import Outcome
-from fewshift.report import figures
 from fewshift.report import prose as words
+from fewshift.report import run_figures as figures
 from fewshift.report.pages import Picture
 
 

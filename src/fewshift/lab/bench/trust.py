@@ -11,10 +11,10 @@ from typing import Any
 
 from fewshift.lab.bench.groups import grouped
 from fewshift.lab.bench.results import Outcome
-from fewshift.report import figures
 from fewshift.report import prose as words
-from fewshift.report.figures import Estimate
+from fewshift.report import run_figures as figures
 from fewshift.report.pages import Picture
+from fewshift.report.run_figures import Estimate
 from fewshift.report.tables import Listing
 from fewshift.trust.gain import LEVEL
 

@@ -1,0 +1,73 @@
+"""`fewshift bench`: run grids of experiments."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewshift.cli.console import Lines, one_thread, print_json, progress_bar
+from fewshift.cli.options import Json, command
+
+
+@command()
+def bench(
+    names: Annotated[list[str], typer.Argument(metavar="GRIDS...", help="Names (see `fewshift list grids`) or files.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME of the first grid by default.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; FEWSHIFT_DATA by default.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Folder of the source networks, SOURCE.safetensors each.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
+    engine: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster, or auto; a local one is started by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the cells of grids that have no result yet. Run it again to continue where it stopped."""
+    one_thread()
+    from fewshift.lab.bench.runs import run_grids
+
+    so_far = (0, 0)
+    with progress_bar() as bar:
+        tell = bar if sys.stderr.isatty() else Lines()
+
+        def show(done: int, total: int, failed: int) -> None:
+            nonlocal so_far
+            so_far = done, total
+            tell("cells", done, total, f"{failed} failed")
+
+        try:
+            summary = run_grids(
+                names,
+                out,
+                data_root=data_root,
+                weights=weights,
+                workers=workers,
+                engine=engine,
+                address=address,
+                tell=show,
+            )
+        except KeyboardInterrupt:
+            typer.echo(f"stopped after {so_far[0]} of {so_far[1]} cells: run it again to continue", err=True)
+            raise
+    done = summary.cells - summary.missing
+    if as_json:
+        print_json(summary.plain())
+    else:
+        typer.echo(f"{done} of {summary.cells} cells have a result, {summary.run} were run now: {summary.folder}")
+        if not summary.missing:
+            typer.echo(f"see it: fewshift report {summary.folder}")
+    for sentence in sorted(set(summary.errors)):
+        times = summary.errors.count(sentence)
+        typer.echo(f"failed: {sentence}" + (f" ({times} cells)" if times > 1 else ""), err=True)
+    elsewhere = summary.missing - len(summary.errors)
+    if elsewhere > 0:
+        typer.echo(f"{elsewhere} cells have no result: another process claimed them", err=True)
+    if summary.unreadable:
+        typer.echo(f"{summary.folder} has {summary.unreadable} lines that are no records: they were skipped", err=True)
+    if summary.missing:
+        raise typer.Exit(1)
