@@ -20,7 +20,7 @@ import pytest
 
 from fewshift.lab.bench.page import run_page
 from fewshift.report import adaptation_page, demo_page
-from tests.lab.bench.test_page import FEATURES, GRIDS, embedded, fill
+from tests.helpers.runs import FEATURES, GRIDS, embedded, fill
 from tests.report.test_pages import JUDGED, demonstration
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")

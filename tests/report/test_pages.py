@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from fewshift.report.judged import flipped, judged
 from fewshift.trust.calibration import calibration_of
 from fewshift.trust.gain import HeldOut, gain_of
 from fewshift.trust.guard import Evidence
+from tests.helpers.pages import Page
 
 EVIL = ('<script>alert("1")</script>', '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }} &lt; $x$", "never \udcff seen")
-VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 METHODS_WITH_A_SUPPORT: dict[str, Method] = {
     name: method()
@@ -45,39 +44,6 @@ UNUSUAL: dict[str, Method] = {
     "no start": LCCS(init=None, epochs=1),
     "head trained": LCCS(classifier="finetuned", classifier_epochs=2, epochs=1),
 }
-
-
-class Page(HTMLParser):
-    """What a reader of the page finds: its elements, words, and tags left open or closed twice."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.source = path.read_text("utf-8")
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self.open: list[str] = []
-        self.mismatched: list[str] = []
-        self.feed(self.source)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.mismatched.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.words = " ".join((self.words + " " + data).split())
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def network(layers: int = 2) -> nn.Module:

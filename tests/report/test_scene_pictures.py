@@ -35,7 +35,8 @@ from fewshift.report.scenes import (
     thumbnail,
     write_labels,
 )
-from tests.report.test_pages import EVIL, Page
+from tests.helpers.pages import Page
+from tests.report.test_pages import EVIL
 
 CLASSES = ("road", "<i>sky</i>", "car", "never")
 
