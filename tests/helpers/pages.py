@@ -25,9 +25,9 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 class Page(HTMLParser):
     """What a reader of the page finds: its elements, words, and tags left open or closed twice."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, page: Path | str) -> None:
         super().__init__()
-        self.source = path.read_text("utf-8")
+        self.source = page if isinstance(page, str) else page.read_text("utf-8")
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.words = ""
         self.open: list[str] = []

@@ -10,7 +10,7 @@ from fewshift.lab.bench.page import run_page
 from fewshift.report.pages import adaptation_page, demo_page
 from tests.conftest import Tab
 from tests.helpers.pages import JUDGED, demonstration
-from tests.lab.bench.test_page import FEATURES, GRIDS, embedded, fill
+from tests.helpers.runs import FEATURES, GRIDS, embedded, fill
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser, and each page made once
 

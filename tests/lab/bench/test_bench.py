@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
-import threading
-import time
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 
 import pytest
-import torch
-from torch import Tensor
 
 from fewshift import FewshiftError
 from fewshift.core.support import Support, Target, draw_support
-from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.materials import Materials
@@ -29,78 +19,26 @@ from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.run import run, split
 from fewshift.lab.bench.sweep import missing, sweep
 from fewshift.methods.lccs import LCCS
-from tests.helpers.networks import make_support, make_tiny
-
-
-@dataclass
-class Held:
-    """A domain in memory."""
-
-    pictures: Tensor
-    labels: Tensor
-    classes: tuple[str, ...] = ("ant", "bee", "cat")
-
-    skip_rare: bool = False
-
-    def images(self, indices: Tensor) -> Tensor:
-        return self.pictures[indices]
-
-    def batches(self, batches):
-        return (self.images(batch) for batch in batches)
-
-
-DOMAIN = Held(make_support(30).images, make_support(30).labels)
-
-
-def tiny_materials(pause: float = 0.0) -> Materials:
-    def network(cell: Cell):
-        time.sleep(pause)
-        if cell.source == "broken":
-            raise RuntimeError("no such network")
-        return make_tiny()
-
-    return Materials(network, lambda cell: DOMAIN)
-
-
-class Trapped(Materials):
-    """A materials with two perils, which cells meet by their batch size."""
-
-    def __init__(self, trap: str) -> None:
-        super().__init__(lambda cell: make_tiny(), lambda cell: DOMAIN)
-        self.trap = Path(trap)
-
-    def network(self, cell: Cell):
-        if cell.condition.batch_size == DEADLY:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if cell.condition.batch_size == TRAP and self.trap.exists():
-            with self.trap.open("w") as pipe:  # open as long as this process lives
-                print(os.getpid(), file=pipe, flush=True)
-                threading.Event().wait()
-        return super().network(cell)
-
-
-DEADLY, TRAP = 7, 9
-
-
-def set_trap(folder: Path) -> Path:
-    """A named pipe through which a trapped process tells its number."""
-    os.mkfifo(folder / "trap")
-    return folder / "trap"
-
-
-def kill_the_first(trap: Path) -> None:
-    """Wait for a trapped process in the background and kill it; later ones pass."""
-
-    def kill() -> None:
-        with trap.open() as pipe:
-            process = int(pipe.readline())
-            trap.unlink()
-            os.kill(process, signal.SIGKILL)
-
-    threading.Thread(target=kill, daemon=True).start()
-
-
-CELL = Cell("toy", "tiny", "place", "lccs", {"epochs": 2, "grid": 3}, shots=5, largest_support=5)
+from tests.helpers.bench import (
+    CELL,
+    CELLS,
+    DEADLY,
+    DOMAIN,
+    TRAP,
+    Trapped,
+    all_gone,
+    forked,
+    kill_the_first,
+    lines_of,
+    no_materials,
+    set_trap,
+    sweeping,
+    tiny_materials,
+    trapped_driver,
+    wait_for,
+    with_batches_of,
+)
+from tests.helpers.networks import make_tiny
 
 
 def test_a_result_is_what_doing_it_by_hand_gives():
@@ -212,9 +150,6 @@ def test_a_mistake_in_a_grid_is_named(tmp_path, old, new, sentence):
         Grid.load(tmp_path / "none.toml")
 
 
-CELLS = [replace(CELL, seed=seed) for seed in range(4)]
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sweep_runs_what_is_missing_and_goes_on_when_one_fails(tmp_path, workers):
     heard = []
@@ -229,11 +164,6 @@ def test_a_sweep_runs_what_is_missing_and_goes_on_when_one_fails(tmp_path, worke
     assert [record["key"] for record in heard] == [cells[-1].key]  # only the failed one again
 
 
-def with_batches_of(size: int, cell: Cell = CELL) -> Cell:
-    return replace(cell, condition=Condition(batch_size=size))
-
-
-@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_a_cell_in_which_three_die_has_failed(tmp_path):
     trap = set_trap(tmp_path)
     kill_the_first(trap)
@@ -248,13 +178,9 @@ def test_a_worker_that_dies_is_replaced_and_a_cell_in_which_three_die_has_failed
     assert all("result" in records[cell.key] for cell in cells if cell != deadly)
 
 
-def no_materials() -> Materials:
-    raise FewshiftError("there is no materials: build one")
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_materials_that_cannot_be_opened_ends_the_sweep(tmp_path, workers):
-    with pytest.raises(FewshiftError, match="build one"):
+    with pytest.raises(FewshiftError, match="build some"):
         sweep(CELLS, tmp_path, no_materials, (), workers=workers, tell=print)
     assert not Records(tmp_path).read()
 
@@ -266,48 +192,11 @@ def test_an_engine_that_is_not_there_is_named(tmp_path):
         sweep(CELLS, tmp_path, tiny_materials, (), workers=1, tell=print, address="auto")
 
 
-TRAPPING = """
-import sys
-from fewshift.lab.bench.sweep import sweep
-from tests.lab.bench.test_bench import CELLS, TRAP, Trapped, with_batches_of
-
-if __name__ == "__main__":
-    cells = [*CELLS, *(with_batches_of(TRAP, cell) for cell in CELLS)]
-    folder, trap, engine = sys.argv[1:]
-    tell = lambda record: print("one", flush=True)
-    sweep(cells, folder, Trapped, (trap,), workers=2, tell=tell, engine=engine)
-"""
-
-
-@contextmanager
-def trapped_driver(folder: Path, engine: str):
-    """A driver whose two workers did a cell each and are trapped in the next, and a pipe they hold while they live."""
-    trap = set_trap(folder)
-    command = [sys.executable, "-c", TRAPPING, str(folder), str(trap), engine]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, cwd=Path(__file__).parents[3]) as driver:
-        try:
-            told = [driver.stdout.readline() for _ in range(2)]  # in the middle of their groups
-            assert told == ["one\n", "one\n"], driver.stderr.read()
-            with trap.open() as pipe:
-                assert pipe.readline() != pipe.readline()
-                trap.unlink()
-                yield driver, pipe
-        finally:
-            driver.kill()
-
-
-def all_gone(pipe: TextIO) -> bool:
-    """Whether everybody who had the pipe open ends within a minute."""
-    return bool(select.select([pipe], [], [], 60)[0]) and not pipe.read()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_driver(tmp_path, end):
-    with trapped_driver(tmp_path, "local") as (driver, pipe):
-        driver.send_signal(end)
-        driver.wait(60)
+    with trapped_driver(tmp_path) as (driver, pipe):
+        os.kill(driver.pid, end)
+        driver.join()
         assert all_gone(pipe)
     assert len(Records(tmp_path).read()) == 2
 
@@ -316,27 +205,13 @@ def test_a_cell_named_twice_is_run_once(tmp_path):
     assert len(missing([CELL, CELL], Records(tmp_path))) == 1
 
 
-SWEEPING = """
-import sys
-from fewshift.lab.bench.sweep import sweep
-from tests.lab.bench.test_bench import CELLS, tiny_materials
-tell = lambda record: print("one", flush=True)
-sweep(CELLS, sys.argv[1], tiny_materials, (float(sys.argv[2]),), workers=1, tell=tell)
-"""
-
-
-def start(folder: Path, pause: float) -> subprocess.Popen:
-    command = [sys.executable, "-c", SWEEPING, str(folder), str(pause)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
-
-
 def test_a_kill_loses_at_most_the_running_cell(tmp_path):
-    with start(tmp_path, 0.0) as process:
-        process.stdout.readline()
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(60)
+    process = forked(one_worker, str(tmp_path), 0.1)
+    wait_for(lambda: lines_of(tmp_path / "told") >= 1, process)
+    process.kill()
+    process.join()
     done = len(Records(tmp_path).read())
-    assert done >= 1
+    assert 1 <= done < 4
     heard = []
     sweep(CELLS, tmp_path, tiny_materials, (), workers=1, tell=heard.append)
     assert len(heard) == 4 - done
@@ -344,10 +219,14 @@ def test_a_kill_loses_at_most_the_running_cell(tmp_path):
 
 
 def test_two_processes_on_one_folder_share_the_work(tmp_path):
-    with start(tmp_path, 0.2) as first, start(tmp_path, 0.2) as second:
-        told = [process.communicate(timeout=120)[0].count("one") for process in (first, second)]
-    assert sum(told) == 4
-    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 4
+    processes = [forked(one_worker, str(tmp_path), 0.1) for _ in range(2)]
+    for process in processes:
+        process.join()
+    assert lines_of(tmp_path / "told") == lines_of(tmp_path / "records.jsonl") == 4
+
+
+def one_worker(folder: str, pause: float) -> None:
+    sweeping(folder, tiny_materials, (pause,), f"{folder}/told", workers=1)
 
 
 def test_networks_and_domains_are_loaded_once():
@@ -358,4 +237,3 @@ def test_networks_and_domains_are_loaded_once():
     for cell in CELLS:
         run(replace(cell, method="source", settings={}), materials)
     assert sorted(loads) == ["domain", "network"]
-    assert torch.is_tensor(DOMAIN.labels)

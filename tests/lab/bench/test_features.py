@@ -15,8 +15,8 @@ from fewshift.lab.bench.cell import FeatureCell, Sample
 from fewshift.lab.bench.features import FeatureGrid, _drawn, _features, embed, gap, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.sweep import sweep
+from tests.helpers.bench import DOMAIN, tiny_materials
 from tests.helpers.networks import make_tiny
-from tests.lab.bench.test_bench import DOMAIN, tiny_materials
 
 CELL = FeatureCell("toy", "tiny", "two", Sample("here"), Sample("here", "batch", "balanced"), images=30, batch_size=8)
 

@@ -12,14 +12,15 @@ from fewshift import FewshiftError
 from fewshift.lab.bench.on_ray import connected, sweep_on_ray
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.sweep import sweep
-from tests.lab.bench.test_bench import (
+from tests.helpers.bench import (
     CELL,
     CELLS,
-    DEADLY,
     TRAP,
+    TRAPPED_CELLS,
     Trapped,
     all_gone,
     kill_the_first,
+    lines_of,
     no_materials,
     set_trap,
     tiny_materials,
@@ -30,7 +31,7 @@ from tests.lab.bench.test_bench import (
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one Ray, in one of the processes that test
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ray():
     with ExitStack() as opened:
         for _ in range(2):  # it gives up when a machine is busy and it starts slowly
@@ -75,32 +76,27 @@ def test_results_are_those_of_the_local_engine_and_a_failing_cell_is_a_record(on
     assert on_ray(cells) == [broken.key]  # only the failed one again
 
 
-def test_a_killed_worker_costs_its_cell_a_second_try_and_a_third_death_fails_it(on_ray, tmp_path, capfd):
+def test_a_killed_worker_costs_its_cell_a_second_try(on_ray, tmp_path, capfd):
     trap = set_trap(tmp_path)
     kill_the_first(trap)
-    deadly, trapped = with_batches_of(DEADLY), with_batches_of(TRAP, CELLS[1])
-    cells = [*CELLS, deadly, trapped]
+    cells = [*CELLS, with_batches_of(TRAP, CELLS[1])]
     assert sorted(on_ray(cells, Trapped, (str(trap),))) == keys(cells)
     assert not trap.exists()  # somebody was killed
-    records = Records(tmp_path).read()
-    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == len(cells)
-    assert "died three times" in records[deadly.key]["error"]
-    assert all("result" in records[cell.key] for cell in cells if cell != deadly)
+    assert lines_of(tmp_path / "records.jsonl") == len(cells)
+    assert all("result" in record for record in Records(tmp_path).read().values())
     assert capfd.readouterr() == ("", "")
 
 
-def test_after_the_kill_of_a_driver_only_what_is_missing_is_run(on_ray, tmp_path):
-    with trapped_driver(tmp_path, "ray") as (driver, pipe):
+def test_after_the_kill_of_a_driver_only_what_is_missing_is_run(ray, on_ray, tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    with trapped_driver(tmp_path, engine="ray", address=address) as (driver, pipe):
         driver.kill()
-        assert not driver.stderr.read()
         assert all_gone(pipe)
     done = Records(tmp_path).read()
     assert len(done) == 2
-    cells = [*CELLS, *(with_batches_of(TRAP, cell) for cell in CELLS)]
-    assert sorted(on_ray(cells, Trapped, (str(tmp_path / "trap"),))) == keys(
-        cell for cell in cells if cell.key not in done
-    )
-    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == len(cells)
+    left = [cell for cell in TRAPPED_CELLS if cell.key not in done]
+    assert sorted(on_ray(TRAPPED_CELLS, Trapped, (str(tmp_path / "trap"),))) == keys(left)
+    assert lines_of(tmp_path / "records.jsonl") == len(TRAPPED_CELLS)
 
 
 def test_cells_that_another_driver_has_are_left_to_it(on_ray, tmp_path):
@@ -110,7 +106,7 @@ def test_cells_that_another_driver_has_are_left_to_it(on_ray, tmp_path):
 
 
 def test_materials_that_cannot_be_opened_ends_the_sweep(on_ray, tmp_path):
-    with pytest.raises(FewshiftError, match=r"^there is no materials: build one$"):
+    with pytest.raises(FewshiftError, match="build some"):
         on_ray(CELLS, no_materials)
     assert not Records(tmp_path).read()
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
+import threading
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +16,7 @@ from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.record import Records
 from fewshift.methods.catalog import METHODS
 from fewshift.methods.lccs import LCCS
+from tests.helpers.bench import forked, lines_of, wait_for
 
 CELL = Cell("digits", "mnist", "uci", "lccs", {"epochs": 5}, shots=5)
 
@@ -164,36 +162,28 @@ def append_many(folder: str, name: int) -> None:
 
 
 def test_several_processes_append_without_tearing_each_other(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=append_many, args=(str(tmp_path), name)) for name in range(3)]
-    for process in processes:
-        process.start()
+    processes = [forked(append_many, str(tmp_path), name) for name in range(3)]
     for process in processes:
         process.join()
     assert len(Records(tmp_path).read()) == 150
 
 
-CLAIMING = """
-import sys, time
-from fewshift.lab.bench.record import Records
-from fewshift.methods.catalog import METHODS
-from fewshift.methods.lccs import LCCS
-with Records(sys.argv[1]).claim("cell") as mine:
-    print(mine, flush=True)
-    time.sleep(60)
-"""
+def claim_for_ever(folder: str) -> None:
+    with Records(folder).claim("cell") as mine:
+        Path(folder, "claimed").write_text(str(mine))
+        threading.Event().wait()
 
 
 def test_a_claim_is_exclusive_and_dies_with_its_owner(tmp_path):
     records = Records(tmp_path)
-    process = subprocess.Popen([sys.executable, "-c", CLAIMING, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout.readline().strip() == "True"
-        with records.claim("cell") as mine:
-            assert not mine
-        with records.claim("another") as mine:
-            assert mine
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
-        with records.claim("cell") as mine:
-            assert mine
+    process = forked(claim_for_ever, str(tmp_path))
+    wait_for(lambda: lines_of(tmp_path / "claimed") == 1, process)
+    assert (tmp_path / "claimed").read_text() == "True"
+    with records.claim("cell") as mine:
+        assert not mine
+    with records.claim("another") as mine:
+        assert mine
+    process.kill()
+    process.join()
+    with records.claim("cell") as mine:
+        assert mine

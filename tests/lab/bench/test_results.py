@@ -8,8 +8,8 @@ from fewshift.lab.bench.page import run_page
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.results import table_of
 from fewshift.lab.bench.sweep import sweep
-from tests.lab.bench.test_bench import tiny_materials
-from tests.report.test_pages import Page
+from tests.helpers.bench import tiny_materials
+from tests.helpers.pages import Page
 
 GRID = """
 title = "Toy"

@@ -35,10 +35,10 @@ from fewshift.models.cards import Card, read_card, with_card
 from fewshift.report import run_figures as figures
 from fewshift.report.tables import Listing, listing_latex, listing_markdown
 from fewshift.trust.guard import Verdict
+from tests.helpers.bench import DOMAIN, tiny_materials
 from tests.helpers.networks import make_tiny
 from tests.helpers.pages import Page
-from tests.lab.bench.test_bench import DOMAIN, tiny_materials
-from tests.lab.bench.test_page import fill, invented
+from tests.helpers.runs import fill, invented
 
 # --- damages
 

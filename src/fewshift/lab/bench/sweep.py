@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context, parent_process
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -185,7 +185,7 @@ class _Processes:
     def __init__(self, make: Make, arguments: tuple[Any, ...], size: int) -> None:
         self.size = size
         self._plan = make, arguments
-        self._processes: dict[connection.Connection, SpawnProcess] = {}
+        self._processes: dict[connection.Connection, ForkServerProcess] = {}
         self._groups: dict[connection.Connection, Group] = {}  # what each runs; a group without cells is done
 
     def start(self, group: Group) -> None:
@@ -213,7 +213,9 @@ class _Processes:
             self._end(wire)
 
     def _start(self) -> connection.Connection:
-        context = get_context("spawn")
+        # one process imports everything and the workers are forked from it: they start, and are replaced, at once
+        context = get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         wire, other = context.Pipe()
         process = context.Process(target=_serve, args=(other, *self._plan))
         self._processes[wire] = process
