@@ -1,7 +1,7 @@
 """From an image to the tensor a network was trained on.
 
-A network is only as good as the pixels it is given: another size, crop or normalisation is a domain shift of our
-own making, which adaptation would then dutifully repair. So the steps are a value that travels with the model.
+Another size, crop or normalisation than in training is a domain shift of our own making, and adaptation would spend
+itself on repairing it. So the steps are a value that travels with the model.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SIDES = ("shorter", "height")
 class Preprocess:
     """Shorter side to `resize`, centre crop of `crop` pixels, values to [0, 1], then (x - mean) / std per channel.
 
-    Sizes and rounding are torchvision's, so that weights trained there see the same pixels here. None leaves a
-    step out. An image smaller than the crop is centred on black. With `squeeze` both sides become `resize`, whatever
-    the proportions were; with `side="height"` the height does, of upright images too.
+    Sizes and rounding are torchvision's, so that weights trained there see the same pixels here. None leaves a step
+    out. An image smaller than the crop is centred on black. With `squeeze`, both sides become `resize`, whatever the
+    proportions; with `side="height"`, the height does, in upright images too.
     """
 
     resize: int | None
@@ -67,7 +67,7 @@ class Preprocess:
 
     @property
     def channels(self) -> int:
-        """How many channels the network reads: 1 (grey) or 3 (colour)."""
+        """The number of channels: 1 (grey) or 3 (colour)."""
         return len(self.mean)
 
     @property
@@ -76,19 +76,19 @@ class Preprocess:
         return MODES[self.channels]
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Give the float32 tensor (channels, height, width) of one image."""
+        """The float32 tensor (channels, height, width) of one image."""
         return self.normalise(self.pixels(image))
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """Give the same image before its values are changed, as bytes: a quarter of the memory."""
+        """The same image before normalisation, as bytes: a quarter of the memory."""
         image = self._shaped(in_mode(image, self.mode), Image.Resampling[self.interpolation.upper()], 0)
         return torch.from_numpy(np.array(image)).view(image.height, image.width, self.channels).permute(2, 0, 1)
 
     def labels(self, image: Any) -> Tensor:
-        """Give the class numbers (height, width) of a label image after the same resizing and crop, as bytes.
+        """The class numbers (height, width) of a label image after the same resizing and crop, as bytes.
 
-        Each pixel takes the number of the nearest one, because numbers between two classes are a third class; what
-        the crop sees outside the image is ignored.
+        Each pixel takes the nearest number, because a number between two classes would be a third class. Pixels
+        outside the image are ignored.
         """
         numbers = np.asarray(image)
         if numbers.ndim != 2 or numbers.dtype.kind not in "bui":
@@ -104,7 +104,7 @@ class Preprocess:
         return torch.from_numpy(np.array(self._shaped(bytes_, Image.Resampling.NEAREST, IGNORE)))
 
     def _shaped(self, image: Image.Image, resample: Image.Resampling, outside: int) -> Image.Image:
-        """Resized and cropped: the one geometry of images and their labels."""
+        """The resized and cropped image: images and labels share this geometry."""
         if self.resize is not None:
             size = (self.resize, self.resize) if self.squeeze else _scaled(image, self.resize, self.side)
             image = _resized(image, size, resample)
@@ -116,12 +116,12 @@ class Preprocess:
         return ((pixels if pixels.is_floating_point() else pixels.float() / 255) - mean) / std
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as JSON knows them."""
+        """The fields as JSON knows them."""
         return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Preprocess:
-        """Read what `to_json` wrote; sizes left out mean no resizing and no crop, others their defaults."""
+        """Read what `to_json` wrote; missing sizes mean no resizing and no crop, other fields have defaults."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(data) - set(known)):
             raise FewshiftError(f"unknown preprocessing {', '.join(map(repr, unknown))}: use only {', '.join(known)}")
@@ -161,7 +161,7 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Image.Image]:
-    """Open an image file for the block, or say in one sentence what is wrong with it.
+    """Open an image file for the block; raise one sentence if that fails.
 
     The size is checked before a pixel is decoded: a few hundred bytes can claim gigabytes.
     """
@@ -190,9 +190,9 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
 
 
 def _scaled(image: Image.Image, size: int, side: str) -> tuple[int, int]:
-    """Width and height with that side `size` and the proportions as they are."""
-    given = image.height if side == "height" else min(image.size)
-    width, height = (size if it == given else max(1, size * it // given) for it in image.size)
+    """Width and height with the same proportions and that side of `size` pixels."""
+    base = image.height if side == "height" else min(image.size)
+    width, height = (size if length == base else max(1, size * length // base) for length in image.size)
     if width * height > MAX_PIXELS:
         raise FewshiftError(
             f"the image is {image.width}x{image.height} pixels, a strip that would grow to {width}x{height}: crop it"
@@ -206,7 +206,7 @@ def _resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampli
 
 
 def _centre(image: Image.Image, size: int, outside: int) -> Image.Image:
-    """Cut the middle `size` x `size` pixels; those that lie outside the image have the value `outside`."""
+    """The middle `size` x `size` pixels; pixels outside the image have the value `outside`."""
     # rounding is torchvision's: half to even when it cuts, the larger half right and below when it pads
     left, top = (round((side - size) / 2) if side > size else -((size - side) // 2) for side in image.size)
     canvas = Image.new(image.mode, (size, size), outside)

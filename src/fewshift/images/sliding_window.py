@@ -1,7 +1,7 @@
 """A label for every pixel of an image of any size, seen whole or through a sliding window.
 
-What a network computes follows the window, not the image: of the canvas on which windows meet, only the rows that a
-coming window will still touch are kept. The image and its answer, a byte and a float for each pixel, are kept whole.
+The network's memory depends on the window, not on the image: of the canvas of class probabilities, only the rows that
+a later window still touches are kept. The image and the result, a byte and a float per pixel, are kept whole.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fewshift.errors import FewshiftError
 
 Size = int | tuple[int, int]  # of a square, or (height, width)
 
-ENOUGH = 64  # pixels of a side that any network which labels pixels answers with more than one
-MULTIPLES = (1, 8, 16, 32, 64)  # encoders halve an image three to six times, and some insist on whole halves
+ENOUGH = 64  # pixels of a side for which any network that labels pixels has more than one output
+MULTIPLES = (1, 8, 16, 32, 64)  # encoders halve an image three to six times, and some want no remainder
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """What a network says about every pixel, and how sure it is: the mean probability of that class."""
+    """The predicted class of every pixel, and its mean probability."""
 
     labels: Tensor  # (H, W), uint8
     confidence: Tensor  # (H, W), float32
@@ -44,13 +44,13 @@ def label_map(
 ) -> LabelMap:
     """Label a preprocessed image (channels, H, W), whole or through windows that overlap.
 
-    A window is cut to the image; its stride is two thirds of it unless told; the last of a row or column ends where
-    the image ends. Logits coarser than the window are upsampled bilinearly. Where windows overlap, probabilities are
-    averaged, not logits: a pixel's logits have no common zero and no common scale, so the loudest window would
-    outvote the others, while probabilities give each of them one vote.
+    A window is cut to the image. The stride is two thirds of the window by default, and the last window of a row or
+    column ends where the image ends. Logits coarser than the window are upsampled bilinearly. Where windows overlap,
+    probabilities are averaged, not logits: logits have no common zero and scale, so one window could outvote the
+    others, while with probabilities each has one vote.
 
-    A network that refuses the size, as those do that want multiples of 32, is given the window with its last row and
-    column repeated; `pad_to` does so from the start.
+    If a network refuses the size, as some want multiples of 32, the last row and column are repeated up to a multiple;
+    `pad_to` does so from the start.
     """
     _check(image, pad_to)
     network = evaluating(model)
@@ -68,21 +68,21 @@ def label_map(
             if not canvas.numel():
                 canvas = scores.new_zeros(len(scores), height, image.shape[2])
             canvas[:, :, left : left + width] += scores
-        votes, best = canvas[:, : end - top].max(0)  # no window to come begins above `end`
+        votes, best = canvas[:, : end - top].max(0)  # no later window begins above `end`
         labels[top:end] = best
         confidence[top:end] = votes.to(confidence) / (over_rows[top:end, None] * over_columns)
         _scroll(canvas, end - top)
     if confidence.isnan().any():
-        raise FewshiftError("the network answers with NaN: check its weights and the preprocessing")
+        raise FewshiftError("the network's output is NaN: check its weights and the preprocessing")
     return LabelMap(labels, confidence)
 
 
 def output_shape(
     model: nn.Module, image: Tensor, window: Size | None = None, stride: Size | None = None
 ) -> tuple[int, ...]:
-    """The shape of the answer to an image, or to the first window of it: (classes,) or (classes, height, width).
+    """The shape of the output for an image, or for its first window: (classes,) or (classes, height, width).
 
-    A map of one pixel is the answer for an image if it stays one when a small image is enlarged.
+    A map of one pixel counts as one output per image if it stays one pixel when a small image is enlarged.
     """
     _check(image)
     network = evaluating(model)
@@ -93,14 +93,14 @@ def output_shape(
         large = F.interpolate(view, (max(height, ENOUGH), max(width, ENOUGH)))
         try:
             shape = tuple(_answer(network, large, MULTIPLES)[0].shape[1:])
-        except FewshiftError:  # a network for images of one size, so not of pixels
+        except FewshiftError:  # a network for images of one size does not label pixels
             return shape[:1]
     return shape[:1] if math.prod(shape[1:]) == 1 else shape
 
 
 def evaluating(model: nn.Module) -> nn.Module:
-    """The network in evaluation mode; one that is in training stays so, and a copy around its weights answers."""
-    return structural_copy(model) if any(it.training for it in model.modules()) else model
+    """The network in evaluation mode; for one in training mode, a copy that shares its weights."""
+    return structural_copy(model) if any(module.training for module in model.modules()) else model
 
 
 def _check(image: Tensor, pad_to: int | None = None) -> None:
@@ -123,7 +123,7 @@ def _within(image: Tensor, window: Size | None) -> tuple[int, int]:
 
 
 def _grid(image: Tensor, window: Size | None, stride: Size | None) -> tuple[list[int], list[int], tuple[int, int]]:
-    """Where windows begin, in rows and in columns, and how large they are."""
+    """The first rows and the first columns of windows, and their size."""
     if stride is not None and window is None:
         raise FewshiftError(f"stride {stride} without a window: give the window's size too")
     extent = _within(image, window)
@@ -137,12 +137,12 @@ def _grid(image: Tensor, window: Size | None, stride: Size | None) -> tuple[list
 
 
 def _starts(total: int, side: int, step: int) -> list[int]:
-    """Beginnings of windows that cover everything, the last one moved back to end where the image ends."""
+    """The starts of windows that cover everything; the last one is moved back to end where the image ends."""
     return [*range(0, total - side, step), total - side]
 
 
 def _covered(image: Tensor, dimension: int, starts: Sequence[int], side: int) -> Tensor:
-    """How many windows lie over each row (1) or column (2); over a pixel lies the product."""
+    """How many windows cover each row (1) or column (2); for a pixel it is the product."""
     counts = image.new_zeros(image.shape[dimension], dtype=torch.float32)
     for start in starts:
         counts[start : start + side] += 1
@@ -161,8 +161,8 @@ def _probabilities(network: nn.Module, window: Tensor, multiples: Sequence[int])
     logits, multiple = _answer(network, window, multiples)
     if logits.ndim != 4 or len(logits) != 1:
         raise FewshiftError(
-            f"the network answers an image with a tensor of shape {tuple(logits.shape)}: "
-            "give one that answers every pixel with one number per class"
+            f"the network's output for an image has shape {tuple(logits.shape)}: "
+            "give a network with one number per class for every pixel"
         )
     if not 2 <= logits.shape[1] <= IGNORE:
         raise FewshiftError(
@@ -175,7 +175,7 @@ def _probabilities(network: nn.Module, window: Tensor, multiples: Sequence[int])
 
 
 def _answer(network: nn.Module, window: Tensor, multiples: Sequence[int]) -> tuple[Tensor, int]:
-    """The logits of a window, padded to the first of `multiples` that the network takes."""
+    """The logits of a window, padded to the first of `multiples` that the network accepts, and that multiple."""
     refusal: Exception | None = None
     for multiple, padded in _paddings(window, multiples):
         try:
@@ -196,7 +196,7 @@ def _answer(network: nn.Module, window: Tensor, multiples: Sequence[int]) -> tup
 
 
 def _paddings(window: Tensor, multiples: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """The window, its last row and column repeated up to a multiple; sizes that come again are left out."""
+    """The window, its last row and column repeated up to each multiple; repeated sizes are left out."""
     seen = set()
     for multiple in multiples:
         height, width = size = _padded_size(window, multiple)
@@ -213,6 +213,6 @@ def _padded_size(window: Tensor, multiple: int) -> tuple[int, int]:
 
 def _pair(size: Size) -> tuple[int, int]:
     sides: Sequence[Any] = size if isinstance(size, (tuple, list)) else (size, size)
-    if len(sides) != 2 or not all(isinstance(it, Integral) and not isinstance(it, bool) for it in sides):
+    if len(sides) != 2 or not all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides):
         raise FewshiftError(f"a size of {size!r} pixels: give a whole number, or two as (height, width)")
     return int(sides[0]), int(sides[1])
