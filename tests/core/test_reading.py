@@ -307,3 +307,37 @@ def test_chunks_that_run_different_layers_are_refused():
     network = Network.of(Forked().eval(), torch.randn(2, 3, 8, 8))
     with pytest.raises(FewshiftError, match=r"layer '(small|large)' for one image and another layer"):
         read(network, [torch.randn(2, 3, 8, 8), torch.randn(2, 3, 12, 12)], tied(network, 0.5))
+
+
+def test_a_layer_called_twice_is_passed_three_times_each_from_what_the_last_pooled():
+    torch.manual_seed(0)
+    model, images = unsettle(Shared()).double(), make_support().images.double()
+    layer = model.bn
+
+    def pooled(inputs):
+        pixels = torch.cat([z.transpose(0, 1).flatten(1) for z in inputs], 1)
+        return pixels.mean(1), (pixels.var(1, correction=0) + layer.eps).sqrt()
+
+    def run(held=None):
+        """Both calls with `held`; without it each call pools what was seen up to then."""
+        inputs = []
+
+        def bn(z):
+            inputs.append(z)
+            mean, std = pooled(inputs) if held is None else held
+            mean = 0.6 * mean + 0.4 * layer.running_mean
+            std = 0.6 * std + 0.4 * (layer.running_var + layer.eps).sqrt()
+            mean, std, gamma, beta = (value.view(1, -1, 1, 1) for value in (mean, std, layer.weight, layer.bias))
+            return gamma * (z - mean) / std + beta
+
+        logits = model.fc(bn(model.again(bn(model.conv(images)).relu())).relu().mean((2, 3)))
+        return pooled(inputs), logits
+
+    held, _ = run()
+    for _ in range(2):
+        held, _ = run(held)
+    _, logits = run(held)
+    network = Network.of(model, images)
+    reading = read(network, [images], tied(network, 0.6))
+    assert torch.allclose(reading.moments["bn"].pooled_mean, held[0], atol=1e-10)
+    assert torch.allclose(reading.logits[0], logits, atol=1e-10)
