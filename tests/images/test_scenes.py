@@ -19,7 +19,8 @@ from fewshift.core.losses import IGNORE
 from fewshift.errors import FewshiftError
 from fewshift.images import Encoding, Preprocess, Scenes, scene_folder, street
 from fewshift.images.inputs import as_support, as_unlabelled
-from fewshift.lab.datasets.catalog import COLLECTIONS, Collection, describe
+from fewshift.lab.datasets.catalog import COLLECTIONS, describe
+from fewshift.lab.datasets.collection import Collection
 from fewshift.lab.datasets.copies import load_domain, load_scenes
 
 AS_IS = Preprocess(None, None, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

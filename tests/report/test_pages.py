@@ -21,7 +21,7 @@ from torch import nn
 from fewshift import LCCS, METHODS, Adaptation, FewshiftError, Method, Preprocess, Support, adapt
 from fewshift.api import LayerReport
 from fewshift.core.method import Needs
-from fewshift.lab.demo import Demo, Row
+from fewshift.lab.demo import Demo, DemoRow
 from fewshift.report import adaptation_page, demo_page, figures
 from fewshift.report import prose as words
 from fewshift.report.judged import flipped, judged
@@ -97,9 +97,9 @@ def adapted(method: str | Method = "lccs", model: nn.Module | None = None) -> Ad
 def demonstration() -> Demo:
     example = adapted()
     rows = (
-        Row("source", None, (50.0, 52.0)),
-        Row("testtime-bn", None, (51.0, 51.0)),
-        Row("lccs", example.support.shots, (60.0, 64.0)),
+        DemoRow("source", None, (50.0, 52.0)),
+        DemoRow("testtime-bn", None, (51.0, 51.0)),
+        DemoRow("lccs", example.support.shots, (60.0, 64.0)),
     )
     pictures = torch.linspace(0, 1, 12 * 16).view(12, 1, 4, 4)
     return Demo(rows, 2, 97.5, pictures, 1 - pictures, 1234, example, 3.0)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fewshift import Adaptation, Preprocess, Support, adapt
+from fewshift.core.labels import PIXELS
 from fewshift.core.metrics import pixel_tally
 from fewshift.images import street
 from fewshift.images.palettes import FIRST_COLOURS, default_palette, palette_of
@@ -99,7 +100,7 @@ def test_classes_of_the_street_have_the_colours_people_know():
     assert palette_of(["Traffic_Light", "sky"]) == (street.PALETTE[6], street.PALETTE[10])
     assert palette_of(street.CAMVID_CLASSES) == COLLECTIONS["camvid"].palette == street.CAMVID_PALETTE
     assert palette_of(street.CAMVID_CLASSES[::-1]) == street.CAMVID_PALETTE[::-1]
-    for collection in (it for it in COLLECTIONS.values() if it.dense):
+    for collection in (it for it in COLLECTIONS.values() if it.labels is PIXELS):
         assert palette_of(collection.classes) == collection.palette
 
 

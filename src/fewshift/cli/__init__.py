@@ -6,11 +6,11 @@ import sys
 
 import typer
 
-from fewshift.cli import comparison, curve, networks, sweeps, training, trust
+from fewshift.cli import comparison, curve, networks, sweeps, train, trust
 from fewshift.cli.app import app
 from fewshift.errors import FewshiftError
 
-__all__ = ["app", "comparison", "curve", "main", "networks", "sweeps", "training", "trust"]
+__all__ = ["app", "comparison", "curve", "main", "networks", "sweeps", "train", "trust"]
 
 
 def main() -> None:

@@ -186,6 +186,7 @@ def _algorithms() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
+    from fewshift.core.labels import IMAGES, PIXELS
     from fewshift.lab.training.recipes import OTHERS, RECIPES
 
     return [
@@ -193,8 +194,8 @@ def _recipes() -> list[dict[str, Any]]:
         for name, own in RECIPES.items()
         for dataset, recipe in {
             **own,
-            "other images": OTHERS[name][False],
-            "other scenes": OTHERS[name][True],
+            "other images": OTHERS[name][IMAGES],
+            "other scenes": OTHERS[name][PIXELS],
         }.items()
     ]
 

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fewshift.core.labels import PIXELS
 from fewshift.core.method import Needs
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import OWN_SOURCE, Cell
@@ -290,13 +291,13 @@ def _check(path: Path, grid: Grid) -> None:
             raise FewshiftError(f"{path} names no dataset for '{target}': add one, or write DATASET/DOMAIN")
     for place in grid.places:
         dataset = COLLECTIONS.get(place.dataset)
-        fitting = METRICS if dataset is None else PIXEL_METRICS if dataset.dense else IMAGE_METRICS
+        fitting = METRICS if dataset is None else PIXEL_METRICS if dataset.labels is PIXELS else IMAGE_METRICS
         if grid.metric and grid.metric not in fitting:
             raise FewshiftError(
                 f"{path} has metric = {grid.metric!r}, which {place.dataset} has no labels for: "
                 f"choose one of {', '.join(fitting)}"
             )
-        if dataset is not None and dataset.dense:
+        if dataset is not None and dataset.labels is PIXELS:
             _check_dense(path, grid, dataset.name)
     most = max((shots for row in grid.rows for shots in row.shots), default=0)
     if most > grid.largest_support:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from fewshift.core.labels import PIXELS
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.lab.bench.cell import OWN_SOURCE, Cell
@@ -63,7 +64,7 @@ def open_workshop(data_root: str | None, weights: str | None) -> Workshop:
 
     def scenery(cell: Cell) -> Scenery | None:
         known = find_collection(cell.dataset)
-        if not known.dense:
+        if known.labels is not PIXELS:
             return None
         steps = known_card(loaded(cell.source)).preprocess
         test, origin = load_scenes(known, cell.target, data_root, steps), known.support_domain(cell.target)
