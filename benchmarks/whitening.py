@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from core import fastest, network, show
+from fewshift.core.labels import IMAGES
 from fewshift.core.normalisation import InstanceBatchNorm, InstanceNorm, IterNormLayer, SwitchableWhiteningLayer
 from fewshift.lab.training import ISW, Batch, Task, algorithm_of
 
@@ -66,8 +67,8 @@ def network_step(model: nn.Module) -> Callable[[], None]:
 
 def loss_step(model: nn.Module) -> Callable[[], None]:
     algorithm = ISW()
-    task = Task(tuple("abcdefg"), ("noise",), False, "fc", shape=(3, 128, 128))
-    learner = algorithm.learner(algorithm.modify(model), task).to(memory_format=TOGETHER)
+    task = Task(tuple("abcdefg"), ("noise",), IMAGES, "fc", shape=(3, 128, 128))
+    learner = algorithm.trainee(algorithm.modify(model), task).to(memory_format=TOGETHER)
     for mask in learner.masks:
         mask.copy_(torch.rand(mask.shape).triu(1) > 0.9)
     images = torch.randn(8, 3, 128, 128).contiguous(memory_format=TOGETHER)

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from fewshift.core.labels import PIXELS
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.lab.training import ALGORITHMS
@@ -39,38 +40,38 @@ def small_network(num_classes: int = 10) -> torch.nn.Module:
 
 
 SMALL = ["--arch", "tests.cli.test_train_command:small_network", "--recipe", "quick"]
-UCI = ["train", "digits", "--source", "uci", *SMALL, "--epochs", "4"]
+UCI = ["train", "digits", "--source", "uci", *SMALL, "--epochs", "3", "--set", "augment=none"]
 HOME = Path(__file__).parents[2]
 
 
-def test_two_epochs_on_mnist_make_a_network_that_is_loaded_and_used_at_once(run, tmp_path):
-    done = run("train", "digits", "--target", "uci", "--arch", "digits", "--recipe", "quick", "--json")
+def test_a_short_training_makes_a_network_that_is_loaded_and_used_at_once(run, tmp_path):
+    done = run("train", "digits", "--target", "mnist", "--arch", "digits", "--recipe", "quick", "--json")
     assert done.code == 0, done.stderr
-    assert "the network begins with random weights" in done.stderr
+    assert "starting from random weights" in done.stderr
     told = json.loads(done.stdout)
-    assert told["weights"] == "digits-uci.safetensors"
-    card = json.loads((tmp_path / "digits-uci.json").read_text())
+    assert told["weights"] == "digits-mnist.safetensors"
+    card = json.loads((tmp_path / "digits-mnist.json").read_text())
     assert told["card"] == card
-    assert (card["sources"], card["target"], card["algorithm"]) == (["mnist"], "uci", {"name": "erm"})
-    assert card["images"] == {"train": 4000, "source_validation": 1000}
+    assert (card["sources"], card["target"], card["algorithm"]) == (["uci"], "mnist", {"name": "erm"})
+    assert card["images"] == {"train": 1437, "source_validation": 360}
     assert card["versions"].keys() >= {"fewshift", "torch", "timm"}
-    assert card["source_validation_accuracy"] >= 92  # seeds 0 to 3 had 94.6 to 96.4
+    assert card["source_validation_accuracy"] >= 75  # seeds 0 to 2 had 83.6 to 87.2
 
-    loaded = models.load(None, tmp_path / "digits-uci.safetensors")
+    loaded = models.load(None, tmp_path / "digits-mnist.safetensors")
     assert (known_card(loaded).arch, known_card(loaded).preprocess) == ("digits", digits.PREPROCESS)
     assert known_card(loaded).classes == tuple("0123456789")
-    _, (images, labels) = digits.split("mnist")
+    _, (images, labels) = digits.split("uci")
     with torch.no_grad():
         right = (loaded(digits.normalise(images)).argmax(1) == labels).double().mean()
     assert card["source_validation_accuracy"] == round(100 * float(right), 2)
-    assert not (tmp_path / "digits-uci.resume").exists()
+    assert not (tmp_path / "digits-mnist.resume").exists()
 
 
 def test_a_killed_training_goes_on_to_the_same_bits(run, tmp_path):
     assert run(*UCI, "--out", "whole.safetensors").code == 0
     state = tmp_path / "killed.resume"
     command = [sys.executable, "-m", "fewshift.cli", *UCI, "--out", "killed.safetensors"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HOME)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HOME / 'src'}{os.pathsep}{HOME}"}
     child = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
     patience = time.monotonic() + 120
     while not state.exists() and child.poll() is None and time.monotonic() < patience:
@@ -79,7 +80,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(run, tmp_path):
     _, errors = child.communicate()
     assert state.exists(), errors.decode()
     card = json.loads((tmp_path / "killed.json").read_text())
-    assert len(card["history"]) < 4
+    assert len(card["history"]) < 3
     assert not card["finished"]
 
     refused = run(*UCI, "--out", "killed.safetensors")
@@ -91,8 +92,8 @@ def test_a_killed_training_goes_on_to_the_same_bits(run, tmp_path):
 
     resumed = run(*UCI, "--out", "killed.safetensors", "--resume")
     assert resumed.code == 0, resumed.stderr
-    assert "epoch 1 of 4" not in resumed.stderr
-    assert "epoch 4 of 4" in resumed.stderr
+    assert "epoch 1 of 3" not in resumed.stderr
+    assert "epoch 3 of 3" in resumed.stderr
     assert same_state(*(load_file(tmp_path / f"{name}.safetensors") for name in ("whole", "killed")))
     assert not state.exists()
 
@@ -155,7 +156,7 @@ def test_two_trainings_into_one_file_are_one_sentence(run, tmp_path):
 def test_resume_without_anything_to_resume_begins(run):
     done = run("train", "digits", "--source", "uci", *SMALL, "--epochs", 1, "--resume")
     assert done.code == 0, done.stderr
-    assert "nothing to resume in digits-from-uci.resume: beginning with the first epoch" in done.stderr
+    assert "nothing to resume in digits-from-uci.resume: starting with the first epoch" in done.stderr
     assert "--model tests.cli.test_train_command:small_network --weights digits-from-uci.safetensors" in done.stdout
 
 
@@ -217,7 +218,7 @@ def test_algorithms_and_recipes_are_listed(run):
     rows = json.loads(run("list", "recipes", "--json").stdout)
     settings = {(row["name"], row["dataset"]): row["settings"] for row in rows}
     assert settings["paper", "pacs"] == find_recipe("paper", "pacs").settings()
-    assert settings["quick", "other scenes"] == find_recipe("quick", "gtav", dense=True).settings()
+    assert settings["quick", "other scenes"] == find_recipe("quick", "gtav", PIXELS).settings()
     told = run("list", "recipes", "--filter", "quick").stdout
     assert "epochs=2, lr=0.1" in told
     assert "pacs" not in told
@@ -254,8 +255,8 @@ def test_a_full_disk_is_one_sentence(run, tmp_path, monkeypatch):
         (["--target", "uci", "--set", "magic=1"], "neither erm nor its recipe has a setting 'magic'"),
         (["--target", "uci", "--set", "epochs=none"], "epochs='none' cannot be: give a whole number"),
         (["--target", "uci", "--set", "held_out=0.3"], "of the digits a fixed fifth validates, set 0.2 or 0"),
-        (["--target", "uci", "--set", "momentum=lots"], "momentum='lots' cannot be: give a number from 0"),
-        (["--target", "uci", "--out", "w.pt"], "end it in .safetensors"),
+        (["--target", "uci", "--set", "weight_decay=lots"], "weight_decay='lots' cannot be: give a number from 0"),
+        (["--target", "uci", "--out", "w.pt"], "end in .safetensors"),
         (["--target", "uci", "--out", "no/w.safetensors"], "choose a file in a folder that exists and is writable"),
         (["--target", "uci", "--weights", "none.safetensors"], "no weights at none.safetensors: check the path"),
         (["--target", "uci", "--weights", "imagenet"], "the digits network has no imagenet weights"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift import LCCS, METHODS, Adaptation, Method, Preprocess, Support, adapt
-from fewshift.lab.demo import Demo, Row
+from fewshift.lab.demo import Demo, DemoRow
 from fewshift.trust.calibration import calibration_of
 from fewshift.trust.guard import Evidence, Rule, Verdict, Weakness
 from fewshift.trust.held_out import ImageAnswers
@@ -92,9 +92,9 @@ def bare() -> Adaptation:
 def demonstration() -> Demo:
     example = once()
     rows = (
-        Row("source", None, (50.0, 52.0)),
-        Row("testtime-bn", None, (51.0, 51.0)),
-        Row("lccs", example.support.shots, (60.0, 64.0)),
+        DemoRow("source", None, (50.0, 52.0)),
+        DemoRow("testtime-bn", None, (51.0, 51.0)),
+        DemoRow("lccs", example.support.shots, (60.0, 64.0)),
     )
     pictures = torch.linspace(0, 1, 12 * 16).view(12, 1, 4, 4)
     return Demo(rows, 2, 97.5, pictures, 1 - pictures, 1234, example, 3.0)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from fewshift import Adaptation, Preprocess, Support, adapt
 from fewshift.core.metrics import pixel_tally
 from fewshift.images.label_files import default_palette, indexed
-from fewshift.report.pages import adaptation_page
-from fewshift.report.pages import PICTURED, evaluation_page
+from fewshift.report.pages import PICTURED, adaptation_page, evaluation_page
 from fewshift.report.scenes import (
     LARGEST,
     Scene,

@@ -22,7 +22,7 @@ COMMANDS = (  # in the order in which help lists them
     "shift",
     "learning_curve",
     "merge",
-    "training",
+    "train",
     "bench",
     "report",
     "list",

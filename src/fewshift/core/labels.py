@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewshift.core.losses import IGNORE, at_labels
-from fewshift.core.metrics import tally
+from fewshift.core.metrics import accuracy, mean_iou, tally
 from fewshift.errors import FewshiftError
 
 Stack = Tensor | tuple[Tensor, ...]  # one tensor, or one for each image where their sizes differ
@@ -26,6 +26,7 @@ class Labels(ABC):
     unit: ClassVar[str]  # what a label belongs to
     shots_mean: ClassVar[str]  # what k counts
     metric: ClassVar[str]  # the headline metric, a name in `core.metrics.METRICS`
+    metric_title: ClassVar[str]  # the same in words
     minibatch: ClassVar[int]  # how many images a step learns from by default
     batch_statistics: ClassVar[bool]  # whether BatchNorm may learn from a minibatch
     centroids: ClassVar[bool]  # whether a class has a centroid: the mean feature of its images
@@ -64,6 +65,14 @@ class Labels(ABC):
     def logits(self, answer: Tensor) -> Tensor:
         """The head's output in the shape that a loss takes."""
 
+    @abstractmethod
+    def score(self, counts: Tensor) -> float:
+        """The metric, of a tally."""
+
+    @abstractmethod
+    def stacked(self, images: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Images and labels as one batch."""
+
     def kept(self, label: Tensor) -> Tensor:
         """The labels that are not ignored."""
         return label if self.ignored is None else label[label != self.ignored]
@@ -101,6 +110,7 @@ class ImageLabels(Labels):
     unit = "image"
     shots_mean = "labelled images per class"
     metric = "accuracy"
+    metric_title = "accuracy"
     minibatch = 32
     batch_statistics = True
     centroids = True
@@ -144,6 +154,14 @@ class ImageLabels(Labels):
         """A row for each image: a convolution on pooled features gives 1x1 maps."""
         return answer.flatten(1)
 
+    def score(self, counts: Tensor) -> float:
+        """The share of images that is right."""
+        return accuracy(counts)
+
+    def stacked(self, images: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """All images have one size."""
+        return _stack(images), torch.stack(tuple(labels))
+
     def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
         """At least two classes are needed."""
         if len(counts) < 2:
@@ -166,6 +184,7 @@ class PixelLabels(Labels):
     unit = "pixel"
     shots_mean = "labelled images"
     metric = "mean_iou"
+    metric_title = "mean IoU"
     minibatch = 1
     batch_statistics = False
     centroids = False
@@ -207,6 +226,19 @@ class PixelLabels(Labels):
     def logits(self, answer: Tensor) -> Tensor:
         """A map for each class."""
         return answer
+
+    def score(self, counts: Tensor) -> float:
+        """The mean IoU of the classes."""
+        return mean_iou(counts)
+
+    def stacked(self, images: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Smaller images are padded at the right and at the bottom, and ignored there."""
+        height, width = (max(label.shape[side] for label in labels) for side in (0, 1))
+        around = [(0, width - label.shape[1], 0, height - label.shape[0]) for label in labels]
+        return (
+            _stack([F.pad(image, pad) for image, pad in zip(images, around, strict=True)]),
+            torch.stack([F.pad(label, pad, value=IGNORE) for label, pad in zip(labels, around, strict=True)]),
+        )
 
     def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
         """At least one pixel is labelled, and each image has as many labels as pixels."""
@@ -252,6 +284,15 @@ def random_folds(total: int, parts: int, generator: torch.Generator) -> list[Ten
 def extent(shape: Sequence[int]) -> str:
     """Width x height."""
     return "x".join(map(str, reversed(shape)))
+
+
+def _stack(images: Sequence[Tensor]) -> Tensor:
+    for image in images:
+        if image.shape != images[0].shape:
+            raise FewshiftError(
+                f"images have different shapes {tuple(images[0].shape)} and {tuple(image.shape)}: give one size for all"
+            )
+    return torch.stack(tuple(images))
 
 
 def _augmented(augment: Augment, *parts: Tensor) -> Any:

@@ -230,9 +230,9 @@ class SwitchableWhiteningLayer(Whitening):
 def _take_affine(layer: nn.Module, batchnorm: _BatchNorm) -> None:
     with torch.no_grad():
         for name in ("weight", "bias"):
-            own, given = getattr(layer, name), getattr(batchnorm, name)
-            if own is not None and given is not None:
-                own.copy_(given)
+            own, learned = getattr(layer, name), getattr(batchnorm, name)
+            if own is not None and learned is not None:
+                own.copy_(learned)
 
 
 class _Moments(torch.autograd.Function):
@@ -288,7 +288,7 @@ def _apply(matrices: Tensor, maps: Tensor, output: Tensor, add: bool = False) ->
     if group == 1:
         scales = matrices.reshape(*maps.shape[:2], 1)
         return output.addcmul_(maps, scales) if add else torch.mul(maps, scales, out=output)
-    parts = (_parts(it, group, output) for it in (output, maps))
+    parts = (_parts(tensor, group, output) for tensor in (output, maps))
     for out, part, matrix in zip(*parts, _matrices(matrices, output), strict=True):
         if add:
             torch.baddbmm(out, matrix, part, out=out)
@@ -303,10 +303,10 @@ def _products(left: Tensor, right: Tensor, group: int) -> Tensor:
     if group == 1:
         return (left * right).sum(2).view(count, channels, 1, 1)
     pairs = zip(_parts(left, group, right), _parts(right, group, right), strict=True)
-    found = [torch.bmm(one, other.mT) for one, other in pairs]
-    if len(found) > 1:
-        return torch.stack(found, 1)
-    return found[0].view(count, channels // group, group, group)
+    products = [torch.bmm(one, other.mT) for one, other in pairs]
+    if len(products) > 1:
+        return torch.stack(products, 1)
+    return products[0].view(count, channels // group, group, group)
 
 
 def _parts(maps: Tensor, group: int, like: Tensor) -> list[Tensor]:

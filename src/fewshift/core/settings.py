@@ -25,16 +25,16 @@ class Settings:
         self.check()
 
     def check(self) -> None:
-        """What only the class knows about its fields; raises a FewshiftError."""
+        """Check what only the class knows about its fields; raise a FewshiftError."""
 
     def at_least(self, **least: int) -> None:
-        """One sentence when a field is smaller than it can be."""
+        """Raise one sentence when a field is smaller than it can be."""
         for name, value in least.items():
-            if (given := getattr(self, name)) is not None and given < value:
-                raise FewshiftError(f"{name}={given} is too small: give at least {value}")
+            if (own := getattr(self, name)) is not None and own < value:
+                raise FewshiftError(f"{name}={own} is too small: give at least {value}")
 
     def one_of(self, **tables: Any) -> None:
-        """One sentence when a field is a word that its table does not have."""
+        """Raise one sentence when a field is a word that its table does not have."""
         for name, table in tables.items():
             if getattr(self, name) not in table:
                 raise FewshiftError(f"unknown {name} {getattr(self, name)!r}: use one of {', '.join(table)}")
@@ -47,4 +47,4 @@ class Settings:
 def kinds_of(of: type[Settings]) -> dict[str, tuple[type, ...]]:
     """The types that each field may have."""
     hints = get_type_hints(of)
-    return {it.name: get_args(hints[it.name]) or (hints[it.name],) for it in fields(of)}
+    return {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(of)}

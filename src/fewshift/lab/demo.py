@@ -1,4 +1,4 @@
-"""The demonstration: a network trained on MNIST meets handwritten digits scanned from Turkish forms."""
+"""The demonstration: a network trained on MNIST is adapted to handwritten digits scanned from Turkish forms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = tuple(map(str, range(10)))
 
 
 @dataclass(frozen=True)
-class Row:
+class DemoRow:
     """One line of the table: a method at k shots, and its accuracy in percent for every draw of the support."""
 
     method: str
@@ -49,7 +49,7 @@ class Row:
 class Demo:
     """What the demonstration found, with the pictures of both domains."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DemoRow, ...]
     draws: int
     source_accuracy: float  # percent, on held-out images of the source domain
     source_images: Tensor  # (n, 1, 28, 28) in [0, 1]
@@ -103,7 +103,7 @@ def run(draws: int = 3, plan: Sequence[Plan] = PLAN) -> Demo:
     images = digits.normalise(pictures)
     _, (held_pictures, held_labels) = digits.split("mnist")
 
-    found: dict[Plan, list[float]] = {line: [] for line in plan}
+    accuracies: dict[Plan, list[float]] = {line: [] for line in plan}
     example: Adaptation | None = None
     for draw, line in progress.track([(draw, line) for draw in range(draws) for line in plan], "methods"):
         test = others(draw_support(labels, max(SHOTS), draw), len(labels))
@@ -112,12 +112,14 @@ def run(draws: int = 3, plan: Sequence[Plan] = PLAN) -> Demo:
         support = Support(images[chosen], labels[chosen], CLASSES)
         unlabelled = Unlabelled(images[order]) if line.method.needs is Needs.UNLABELLED else None
         predictor = line.method.adapt(network, Target(support, unlabelled), draw)
-        found[line].append(accuracy(predictor, images[order], labels[order]))
+        accuracies[line].append(accuracy(predictor, images[order], labels[order]))
         if example is None and line.method.name == "lccs" and line.shots == 5:
             example = adapt(network, support, seed=draw)
     assert example is not None  # every plan has this line
     return Demo(
-        rows=tuple(Row(it.method.name, it.shots, tuple(values), it.settings) for it, values in found.items()),
+        rows=tuple(
+            DemoRow(line.method.name, line.shots, tuple(values), line.settings) for line, values in accuracies.items()
+        ),
         draws=draws,
         source_accuracy=accuracy(network, digits.normalise(held_pictures), held_labels),
         source_images=held_pictures[:20],

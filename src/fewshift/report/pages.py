@@ -24,7 +24,7 @@ from fewshift.report.tables import Listing, Table
 from fewshift.trust.evaluation import PixelEvaluation
 
 if TYPE_CHECKING:
-    from fewshift.lab.demo import Demo, Row
+    from fewshift.lab.demo import Demo, DemoRow
     from fewshift.report.comparison import Comparison
     from fewshift.report.learning_curve import LearningCurve
     from fewshift.report.results import Adaptation
@@ -318,7 +318,7 @@ def _support_scenes(result: Adaptation) -> Markup | None:
     return side_by_side(scenes, result.classes, key="support") if scenes else None
 
 
-def _chart(rows: Sequence[Row], before: Row) -> str:
+def _chart(rows: Sequence[DemoRow], before: DemoRow) -> str:
     labels = [
         ", ".join(it for it in (row.method, row.settings, row.shots and f"k = {row.shots}") if it) for row in rows
     ]
@@ -335,7 +335,7 @@ def _versions() -> dict[str, str]:
     return {"fewshift": __version__, "torch": torch.__version__, "Python": platform.python_version()}
 
 
-def _gains(row: Row, before: Row) -> list[float]:
+def _gains(row: DemoRow, before: DemoRow) -> list[float]:
     """The difference to the source network, draw by draw."""
     if row is before:
         return []

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fewshift.core.labels import PIXELS
 from fewshift.core.support import draw_support
 from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess, open_image
@@ -21,9 +22,11 @@ from fewshift.lab.bench import materials
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets import domain as domains
-from fewshift.lab.datasets.catalog import COLLECTIONS, Collection, describe
-from fewshift.lab.datasets.copies import data_root, from_list, load_domain, load_scenes
+from fewshift.lab.datasets.catalog import COLLECTIONS, describe
+from fewshift.lab.datasets.collection import Collection
+from fewshift.lab.datasets.copies import from_list, load_domain, load_scenes
 from fewshift.lab.datasets.domain import Domain
+from fewshift.lab.datasets.homes import data_root
 from fewshift.models.cards import Card, with_card
 
 SMALL = Preprocess(resize=8, crop=6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
@@ -64,7 +67,7 @@ def test_every_collection_has_its_facts(collection: Collection) -> None:
     for fact in (collection.title, collection.split, collection.recipe, collection.licence, collection.where):
         assert fact.strip() == fact != ""
     assert collection.metric in {"accuracy", "macro_recall", "macro_f1", "mean_iou"}
-    assert (collection.metric == "mean_iou") == collection.dense
+    assert (collection.metric == "mean_iou") == (collection.labels is PIXELS)
     assert set(collection.targets) <= set(collection.domains)
     assert {*collection.support_from, *collection.support_from.values()} <= set(collection.domains)
     assert collection.counts is not None
@@ -206,7 +209,7 @@ def test_a_missing_domain_is_reported_with_those_found(tmp_path: Path) -> None:
 def test_an_empty_root_is_answered_with_where_to_get_the_data(tmp_path: Path, name: str) -> None:
     collection = COLLECTIONS[name]
     with pytest.raises(FewshiftError) as told:
-        (load_scenes if collection.dense else load_domain)(name, collection.targets[0], tmp_path)
+        (load_scenes if collection.labels is PIXELS else load_domain)(name, collection.targets[0], tmp_path)
     sentence = str(told.value)
     assert sentence.endswith(collection.where)
     assert f"{len(collection.domains)} domains expected and 0 found" in sentence

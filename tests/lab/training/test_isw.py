@@ -15,9 +15,10 @@ from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from fewshift import FewshiftError
+from fewshift.core.labels import IMAGES
 from fewshift.core.normalisation import InstanceNorm
 from fewshift.lab.datasets.catalog import find_collection
-from fewshift.lab.training import ISW, Algorithm, Learner, Task, algorithm_of, isw
+from fewshift.lab.training import ISW, Algorithm, Task, Trainee, algorithm_of, isw
 from fewshift.lab.training.augment import photometric
 from fewshift.lab.training.gather import evaluation_steps, gather
 from fewshift.lab.training.isw import covariances, selective_loss, sensitive, style_variances, top_of_lowest
@@ -36,7 +37,7 @@ from tests.lab.training.test_training import (
 )
 
 EARLY = ISW(plain_epochs=1, trials=2, images=12)
-TASK = Task(("red", "green", "blue"), ("place0", "place1"), False, "fc", shape=(3, 8, 8))
+TASK = Task(("red", "green", "blue"), ("place0", "place1"), IMAGES, "fc", shape=(3, 8, 8))
 
 
 def standardised(count: int = 3, channels: int = 4, size: int = 5) -> Tensor:
@@ -163,14 +164,14 @@ def test_other_colours_leave_everything_in_its_place():
 # --- the masks
 
 
-def learner_of(algorithm: ISW, model: nn.Module | None = None) -> isw.Selective:
-    learner = algorithm.learner(algorithm.modify(model or make_small()), TASK)
-    assert isinstance(learner, isw.Selective)
-    return learner
+def trainee_of(algorithm: ISW, model: nn.Module | None = None) -> isw.Selective:
+    trainee = algorithm.trainee(algorithm.modify(model or make_small()), TASK)
+    assert isinstance(trainee, isw.Selective)
+    return trainee
 
 
 def test_masks_are_what_all_trials_agree_on(monkeypatch):
-    learner = learner_of(ISW(plain_epochs=2, trials=3, images=4))
+    trainee = trainee_of(ISW(plain_epochs=2, trials=3, images=4))
     trials = [upper((0, 1), (0, 2), (1, 3), channels=8), upper((0, 1), (1, 3), (5, 6), channels=8)]
     trials.append(upper((1, 3), (0, 2), (0, 1), (2, 7), channels=8))
     calls: list[Tensor] = []
@@ -180,26 +181,26 @@ def test_masks_are_what_all_trials_agree_on(monkeypatch):
         return trials[(len(calls) - 1) // 3]  # each trial looks at three points
 
     monkeypatch.setattr(isw, "sensitive", scripted)
-    learner.after_epoch(0, make_sources())
+    trainee.after_epoch(0, make_sources())
     assert not calls  # the plain epochs are not over
-    learner.after_epoch(1, make_sources())
+    trainee.after_epoch(1, make_sources())
     assert len(calls) == 3 * 3
     assert all((variances.tril() == 0).all() and variances.triu(1).any() for variances in calls)
-    assert all(mask.nonzero().tolist() == [[0, 1], [1, 3]] for mask in learner.masks)
-    learner.after_epoch(2, make_sources())
+    assert all(mask.nonzero().tolist() == [[0, 1], [1, 3]] for mask in trainee.masks)
+    trainee.after_epoch(2, make_sources())
     assert len(calls) == 3 * 3  # they are found once
 
 
 def test_masks_compare_training_images_with_copies_through_the_network_as_it_is_at_test(monkeypatch):
-    learner = learner_of(ISW(plain_epochs=1, trials=1, images=44))
+    trainee = trainee_of(ISW(plain_epochs=1, trials=1, images=44))
     sources, seen = make_sources(), []
     monkeypatch.setattr(isw, "photometric", lambda images: 255 - images)
     monkeypatch.setattr(isw, "sensitive", lambda variances: seen.append(variances) or upper(channels=8))
-    learner.train()
-    before = state(learner)
-    learner.after_epoch(0, sources)
-    assert same_state(state(learner), before)
-    model, features = learner.model.eval(), {}
+    trainee.train()
+    before = state(trainee)
+    trainee.after_epoch(0, sources)
+    assert same_state(state(trainee), before)
+    model, features = trainee.model.eval(), {}
     for point, name in enumerate(("bn1", "layer1.1.after_addition", "layer2.0.after_addition")):
         model.get_submodule(name).register_forward_hook(
             lambda _, __, output, point=point: features.update({point: output.clone()})
@@ -226,10 +227,10 @@ def test_copies_that_are_the_same_leave_empty_masks_and_no_loss(monkeypatch):
 
 
 def test_masks_hold_entries_above_the_diagonal_alone():
-    learner = learner_of(EARLY)
-    learner.after_epoch(0, make_sources())
-    assert any(mask.any() for mask in learner.masks)
-    assert not any(mask.tril().any() for mask in learner.masks)
+    trainee = trainee_of(EARLY)
+    trainee.after_epoch(0, make_sources())
+    assert any(mask.any() for mask in trainee.masks)
+    assert not any(mask.tril().any() for mask in trainee.masks)
 
 
 # --- training
@@ -243,8 +244,8 @@ class InstanceNorms(Algorithm):
     def modify(self, model: nn.Module) -> nn.Module:
         return normalise_at(model, "auto", lambda channels: InstanceNorm(channels, affine=False))
 
-    def learner(self, model: nn.Module, task: Task) -> Learner:
-        return Learner(model, task)
+    def trainee(self, model: nn.Module, task: Task) -> Trainee:
+        return Trainee(model, task)
 
 
 def test_without_weight_it_is_training_with_instance_norms():
@@ -262,15 +263,15 @@ def test_the_loss_begins_after_the_plain_epochs_and_its_masks_do_not_stay_in_the
 
 
 def test_the_gradient_of_the_loss_reaches_the_layers_before_each_point():
-    learner = learner_of(replace(EARLY, weight=1.0))
-    for mask in learner.masks:
+    trainee = trainee_of(replace(EARLY, weight=1.0))
+    for mask in trainee.masks:
         mask.copy_(torch.ones(8, 8).triu(1))
-    learner.before_epoch(1)
+    trainee.before_epoch(1)
     batch = isw.Batch((torch.randn(4, 3, 8, 8),), torch.tensor([0, 1, 2, 0]), torch.zeros(4))
-    loss, logits = learner.loss(batch)
-    (loss - learner.task.loss(logits, batch.labels)).backward()
+    loss, logits = trainee.loss(batch)
+    (loss - trainee.task.loss(logits, batch.labels)).backward()
     moved = {
-        name for name, it in learner.model.named_parameters() if it.grad is not None and it.grad.abs().max() > 1e-7
+        name for name, it in trainee.model.named_parameters() if it.grad is not None and it.grad.abs().max() > 1e-7
     }
     assert {"conv1.weight", "layer1.1.conv1.weight", "layer2.0.bn2.weight"} <= moved
     assert not any(name.startswith(("layer3", "layer4", "fc")) for name in moved)
@@ -281,7 +282,7 @@ def test_masks_are_part_of_what_is_resumed(tmp_path):
     whole = train(make_small(), sources, RECIPE, EARLY)
     with pytest.raises(StoppedError):
         train(make_small(), sources, RECIPE, EARLY, checkpoint=make_checkpoint(tmp_path), hear=stop_in_epoch(1))
-    kept = make_checkpoint(tmp_path).kept()["learner"]
+    kept = make_checkpoint(tmp_path).kept()["trainee"]
     assert [kept[f"mask{point}"].dtype for point in range(3)] == [torch.bool] * 3
     assert any(kept[f"mask{point}"].any() for point in range(3))
     resumed = train(make_small(), sources, RECIPE, EARLY, checkpoint=make_checkpoint(tmp_path), resume=True)

@@ -13,6 +13,7 @@ import torchvision
 from torch import Tensor, nn
 
 from fewshift import LCCS, FewshiftError, Support, Target
+from fewshift.core.labels import IMAGES
 from fewshift.core.randomness import private_randomness
 from fewshift.lab.datasets import digits
 from fewshift.lab.training import ERM, Batch, MixStyle, Task, mixstyle
@@ -48,7 +49,7 @@ def make_staged(**kwargs: int) -> nn.Module:
 
 
 def make_task(domains: int = 2, shape: tuple[int, ...] = (3, 8, 8)) -> Task:
-    return Task(tuple("abc"), tuple(f"place{it}" for it in range(domains)), False, "fc", shape=shape)
+    return Task(tuple("abc"), tuple(f"place{it}" for it in range(domains)), IMAGES, "fc", shape=shape)
 
 
 def make_batch(domains: list[int], seed: int = 0, views: int = 1) -> Batch:
@@ -190,12 +191,12 @@ def test_each_layer_decides_for_itself_and_each_image_has_a_share_of_its_own(mon
         return mixed(features, partners, share)
 
     monkeypatch.setattr(mixstyle, "mixed", spy)
-    learner, batch, mixes = MixStyle().learner(make_staged(), make_task()), make_batch([0] * 4 + [1] * 4), []
+    trainee, batch, mixes = MixStyle().trainee(make_staged(), make_task()), make_batch([0] * 4 + [1] * 4), []
     with private_randomness(0), torch.no_grad():
-        learner.before_epoch(0)
+        trainee.before_epoch(0)
         for _ in range(400):
             begun = len(shares)
-            learner.loss(batch)
+            trainee.loss(batch)
             mixes.append(len(shares) - begun)
     # Binomial(3, 1/2): layers that decide together would mix 0 or 3 times
     found = torch.bincount(torch.tensor(mixes), minlength=4) / 400
@@ -208,17 +209,17 @@ def test_each_layer_decides_for_itself_and_each_image_has_a_share_of_its_own(mon
 
 def test_labels_are_not_mixed(monkeypatch):
     monkeypatch.setattr(mixstyle, "mixed", lambda features, partners, share: features)
-    learner, batch = MixStyle(probability=1.0).learner(make_staged(), make_task()), make_batch([0, 1, 0, 1])
-    learner.before_epoch(0)
-    loss, logits = learner.loss(batch)
+    trainee, batch = MixStyle(probability=1.0).trainee(make_staged(), make_task()), make_batch([0, 1, 0, 1])
+    trainee.before_epoch(0)
+    loss, logits = trainee.loss(batch)
     torch.testing.assert_close(loss, F.cross_entropy(make_staged().train()(batch.images), batch.labels))
     torch.testing.assert_close(loss, F.cross_entropy(logits, batch.labels))
 
 
 def test_in_evaluation_mode_nothing_is_mixed():
     model, plain, batch = make_staged(), make_staged(), make_batch([0, 1, 0, 1])
-    learner = MixStyle(probability=1.0).learner(model, make_task())
-    learner.batch = batch
+    trainee = MixStyle(probability=1.0).trainee(model, make_task())
+    trainee.batch = batch
     with torch.no_grad(), private_randomness(0):
         assert torch.equal(model.eval()(batch.images), plain.eval()(batch.images))
         assert not torch.equal(model.train()(batch.images), plain.train()(batch.images))
@@ -301,17 +302,17 @@ def test_stages_are_found_in_the_encoder_of_a_segmentation_network():
 @pytest.mark.parametrize(("layers", "expected"), [("auto", [1, 2, 3]), ("layer1, layer2", [1, 2])])
 def test_styles_are_mixed_after_the_first_three_stages_or_those_named(layers, expected):
     model = digits.digits_network()
-    MixStyle(layers=layers).learner(model, make_task(shape=(1, 28, 28)))
+    MixStyle(layers=layers).trainee(model, make_task(shape=(1, 28, 28)))
     assert [name for name, it in model.named_modules() if it._forward_hooks] == [f"layer{it}" for it in expected]
 
 
 def test_other_networks_are_trained_by_naming_their_layers():
     with private_randomness(0):
         model = timm.create_model("mobilenetv3_small_050", num_classes=3)
-    learner = MixStyle(layers="blocks.0,blocks.1", probability=1.0).learner(model, make_task(shape=(3, 32, 32)))
+    trainee = MixStyle(layers="blocks.0,blocks.1", probability=1.0).trainee(model, make_task(shape=(3, 32, 32)))
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    learner.before_epoch(0)
-    loss, _ = learner.loss(Batch((images,), torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 0, 1])))
+    trainee.before_epoch(0)
+    loss, _ = trainee.loss(Batch((images,), torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 0, 1])))
     loss.backward()
     assert model.conv_stem.weight.grad.abs().sum() > 0
     assert [name for name, it in model.named_modules() if it._forward_hooks] == ["blocks.0", "blocks.1"]
@@ -387,7 +388,7 @@ def test_layers_that_cannot_be_mixed_after_are_one_sentence(layers, sentence):
 
 def test_a_network_without_stages_is_one_sentence():
     with pytest.raises(FewshiftError) as told:
-        MixStyle().learner(timm.create_model("mobilenetv3_small_050"), make_task())
+        MixStyle().trainee(timm.create_model("mobilenetv3_small_050"), make_task())
     assert str(told.value) == (
         "this MobileNetV3 has no stages layer1 to layer4, nor by another name that is known: set layers to some of "
         "conv_stem, bn1, blocks.0, blocks.1, blocks.2, blocks.3, ..."

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fewshift.core import labels
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.features import GRIDS, load_grid
 from fewshift.lab.datasets.catalog import describe
@@ -53,8 +54,8 @@ def recipes() -> list[Choice]:
         for name, own in RECIPES.items()
         for dataset, recipe in {
             **own,
-            "other images": OTHERS[name][False],
-            "other scenes": OTHERS[name][True],
+            "other images": OTHERS[name][labels.IMAGES],
+            "other scenes": OTHERS[name][labels.PIXELS],
         }.items()
     ]
 

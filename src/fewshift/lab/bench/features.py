@@ -67,7 +67,10 @@ def load_grid(path: str | Path) -> Grid | FeatureGrid:
 
 def embed(cell: FeatureCell, materials: Materials) -> dict[str, Any]:
     """t-SNE of both samples' features together, before and after the layer standardises them, and their gap."""
-    from sklearn.manifold import TSNE
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise FewshiftError("t-SNE comes with the package scikit-learn: pip install 'fewshift[demo]'") from error
 
     began = time.perf_counter()
     samples = cell.first, cell.second

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fewshift.core.labels import IMAGES, PIXELS
+from fewshift.core.labels import PIXELS
 from fewshift.core.method import Needs
 from fewshift.core.metrics import METRICS, metrics_of
 from fewshift.errors import FewshiftError
@@ -287,13 +287,13 @@ def _check(path: Path, grid: Grid) -> None:
             raise FewshiftError(f"{path} names no dataset for '{target}': add one, or write DATASET/DOMAIN")
     for column in grid.columns:
         dataset = COLLECTIONS.get(column.dataset)
-        fitting = METRICS if dataset is None else metrics_of((PIXELS if dataset.dense else IMAGES).unit)
+        fitting = METRICS if dataset is None else metrics_of(dataset.labels.unit)
         if grid.metric and grid.metric not in fitting:
             raise FewshiftError(
                 f"{path} has metric = {grid.metric!r}, which {column.dataset} has no labels for: "
                 f"choose one of {', '.join(fitting)}"
             )
-        if dataset is not None and dataset.dense:
+        if dataset is not None and dataset.labels is PIXELS:
             _check_dense(path, grid, dataset.name)
     most = max((shots for row in grid.rows for shots in row.shots), default=0)
     if most > grid.largest_support:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.labels import PIXELS
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.lab.bench.cell import OWN_SOURCE, Cell
@@ -126,7 +127,7 @@ def open_materials(data_root: str | None, weights: str | None) -> Materials:
 
     def scenes(cell: Cell) -> SceneSplit | None:
         known = find_collection(cell.dataset)
-        if not known.dense:
+        if known.labels is not PIXELS:
             return None
         steps = known_card(loaded(cell.source)).preprocess
         test, origin = load_scenes(known, cell.target, data_root, steps), known.support_domain(cell.target)

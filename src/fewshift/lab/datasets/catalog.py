@@ -2,68 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
+from fewshift.core.labels import PIXELS
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.lab.datasets import digits, street
-
-Metric = Literal["accuracy", "macro_recall", "macro_f1", "mean_iou"]
-Layout = Literal[
-    "folders",
-    "lists",
-    "camelyon17",
-    "iwildcam",
-    "digits",
-    "cityscapes",
-    "bdd100k",
-    "mapillary",
-    "gtav",
-    "synthia",
-    "camvid",
-]
-
-
-@dataclass(frozen=True)
-class Collection:
-    """One data set: the facts that do not depend on a copy of it."""
-
-    name: str
-    title: str
-    domains: tuple[str, ...]
-    targets: tuple[str, ...]  # the domains that networks are adapted to
-    split: str
-    classes: tuple[str, ...]  # in the order of the labels; empty where the copy's lists name them
-    metric: Metric
-    preprocess: Preprocess  # of test images
-    recipe: str
-    licence: str
-    where: str
-    layout: Layout
-    counts: Mapping[str, int] | None  # images of each domain; None accepts any number
-    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # and of each class, where published
-    folders: tuple[str, ...] = ()  # other names its folder may have
-    skip_rare: bool = False  # whether classes with fewer images than shots are left out of a support
-    unnamed: int = 0  # how many classes there are where `classes` is empty
-    palette: tuple[street.RGB, ...] = ()  # a colour for each class, where every pixel has a label
-    support_from: Mapping[str, str] = field(default_factory=dict)  # target -> the domain that its support is drawn from
-    validation: str = ""  # the published list of a domain's images that networks are not trained on, where there is one
-
-    @property
-    def dense(self) -> bool:
-        """Whether every pixel has a label: such domains are scenes."""
-        return bool(self.palette)
-
-    def support_domain(self, target: str) -> str:
-        """The domain that the support of a target is drawn from: the target itself, less the support, by default."""
-        return self.support_from.get(target, target)
-
-    @property
-    def class_count(self) -> int:
-        """How many classes there are."""
-        return len(self.classes) or self.unnamed
+from fewshift.lab.datasets.collection import Collection
 
 
 def find_collection(name: str) -> Collection:
@@ -77,20 +23,20 @@ def describe() -> list[dict[str, Any]]:
     """One row for each collection, as plain values."""
     return [
         {
-            "name": it.name,
-            "title": it.title,
-            "domains": list(it.domains),
-            "targets": list(it.targets),
-            "classes": it.class_count,
-            "images": sum(it.counts.values()) if it.counts else None,
-            "metric": it.metric,
-            "support_from": dict(it.support_from),
-            "split": it.split,
-            "recipe": it.recipe,
-            "licence": it.licence,
-            "where": it.where,
+            "name": collection.name,
+            "title": collection.title,
+            "domains": list(collection.domains),
+            "targets": list(collection.targets),
+            "classes": collection.class_count,
+            "images": sum(collection.counts.values()) if collection.counts else None,
+            "metric": collection.metric,
+            "support_from": dict(collection.support_from),
+            "split": collection.split,
+            "recipe": collection.recipe,
+            "licence": collection.licence,
+            "where": collection.where,
         }
-        for it in COLLECTIONS.values()
+        for collection in COLLECTIONS.values()
     ]
 
 
@@ -108,6 +54,22 @@ ISW = (
     "DeepLabV3+ with ResNet-50, published with ISW (RobustNet) for 3 seeds: GTAV, crops of 768, SGD, rate 0.01 with "
     "polynomial decay, 40,000 steps of 16 images"
 )
+
+
+def _street(**facts: Any) -> Collection:
+    """A data set of street scenes with the 19 classes of Cityscapes; `facts` add to what they share, or replace it."""
+    shared: dict[str, Any] = {
+        "targets": ("val",),
+        "classes": street.CLASSES,
+        "labels": PIXELS,
+        "palette": street.PALETTE,
+        "metric": "mean_iou",
+        "preprocess": WHOLE,
+        "recipe": ISW,
+        "support_from": {"val": "train"},
+    }
+    return Collection(**shared | facts)
+
 
 _DESCRIBED = (
     Collection(
@@ -267,96 +229,62 @@ _DESCRIBED = (
         layout="digits",
         counts={"mnist": 5000, "uci": 1797},
     ),
-    Collection(
+    _street(
         name="gtav",
         title="GTAV",
         domains=("train", "val", "test"),
-        targets=("val",),
         split="the published parts of the game's images: the networks that are adapted were trained on train",
-        classes=street.CLASSES,
-        palette=street.PALETTE,
-        metric="mean_iou",
-        preprocess=WHOLE,
-        recipe=ISW,
         licence="for research and teaching; see its page",
         where="get images, labels and split.mat (in read_mapping.zip) from the page of 'Playing for Data' (Richter et "
         "al. 2016)",
         layout="gtav",
         counts={"train": 12_403, "val": 6382, "test": 6181},
         folders=("gta5", "gta"),
-        support_from={"val": "train"},
     ),
-    Collection(
+    _street(
         name="cityscapes",
         title="Cityscapes",
         domains=("train", "val"),
-        targets=("val",),
         split=FROM_TRAIN,
-        classes=street.CLASSES,
-        palette=street.PALETTE,
-        metric="mean_iou",
-        preprocess=WHOLE,
-        recipe=ISW,
         licence="for non-commercial use, after registration; see its page",
         where="get leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from the Cityscapes page",
         layout="cityscapes",
         counts={"train": 2975, "val": 500},
-        support_from={"val": "train"},
     ),
-    Collection(
+    _street(
         name="bdd100k",
         title="BDD100K, segmentation",
         domains=("train", "val"),
-        targets=("val",),
         split=FROM_TRAIN,
-        classes=street.CLASSES,
-        palette=street.PALETTE,
-        metric="mean_iou",
-        preprocess=WHOLE,
-        recipe=ISW,
         licence="for research and teaching without profit; see its page",
         where="get the 10K images and the labels for semantic segmentation from the BDD100K page",
         layout="bdd100k",
         counts={"train": 7000, "val": 1000},
         folders=("bdd",),
-        support_from={"val": "train"},
     ),
-    Collection(
+    _street(
         name="mapillary",
         title="Mapillary Vistas",
         domains=("train", "val"),
-        targets=("val",),
         split=FROM_TRAIN,
-        classes=street.CLASSES,
-        palette=street.PALETTE,
-        metric="mean_iou",
         preprocess=Preprocess(1536, 1536, IMAGENET.mean, IMAGENET.std, "bicubic", side="height"),  # as RobustNet does
-        recipe=ISW,
         licence="CC BY-NC-SA for the research edition; see its page",
         where="get the research edition, labels of version 1.2 with 66 ids, from the Mapillary Vistas page",
         layout="mapillary",
         counts={"train": 18_000, "val": 2000},
         folders=("mapillary_vistas", "vistas", "mapillary-vistas-dataset_public_v1.2"),
-        support_from={"val": "train"},
     ),
-    Collection(
+    _street(
         name="synthia",
         title="SYNTHIA-RAND-CITYSCAPES",
         domains=("train", "val"),
-        targets=("val",),
         split=f"{FROM_TRAIN}; both parts are lists published with RobustNet",
-        classes=street.CLASSES,
-        palette=street.PALETTE,
-        metric="mean_iou",
-        preprocess=WHOLE,
-        recipe=ISW,
         licence="CC BY-NC-SA 3.0",
         where="get SYNTHIA-RAND-CITYSCAPES from the SYNTHIA page, and train.txt and val.txt, which are split_data of "
         "RobustNet (Choi et al. 2021)",
         layout="synthia",
         counts={"train": 6580, "val": 2820},
         folders=("RAND_CITYSCAPES", "SYNTHIA-RAND-CITYSCAPES", "SYNTHIA_RAND_CITYSCAPES"),
-        support_from={"val": "train"},
     ),
     Collection(
         name="camvid",
@@ -365,6 +293,7 @@ _DESCRIBED = (
         targets=("day", "dusk"),
         split="three sequences by day and one at dusk, either to the other: all images of the target, less the support",
         classes=street.CAMVID_CLASSES,
+        labels=PIXELS,
         palette=street.CAMVID_PALETTE,
         metric="mean_iou",
         preprocess=WHOLE,

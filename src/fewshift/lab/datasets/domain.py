@@ -46,9 +46,12 @@ class Domain:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        pixels = self.source[index]
-        image = pixels if isinstance(pixels, Tensor) else _decoded(pixels, self.preprocess)
-        return self.preprocess.normalise(image), int(self.labels[index])
+        return self.preprocess.normalise(self.pixels(index)), int(self.labels[index])
+
+    def pixels(self, index: int) -> Tensor:
+        """One image, resized and cropped, before its values are normalised."""
+        source = self.source[index]
+        return source if isinstance(source, Tensor) else _decoded(source, self.preprocess)
 
     def images(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The images at `indices` as one tensor."""
@@ -59,7 +62,7 @@ class Domain:
         """The images of one batch of indices after the other; processes decode the next few meanwhile."""
         if isinstance(self.source, Tensor):
             return map(self.images, batches)
-        files = [tuple(self.source[it] for it in _positions(batch).tolist()) for batch in batches]
+        files = [tuple(self.source[index] for index in _positions(batch).tolist()) for batch in batches]
         return map(self.preprocess.normalise, self._decode(files, self.workers))
 
     def without(self, indices: Tensor | Sequence[int]) -> Tensor:
@@ -85,7 +88,7 @@ class Domain:
         chosen = _positions(indices)
         if isinstance(self.source, Tensor):
             return self.source[chosen]
-        return tuple(self.source[it] for it in chosen.tolist())
+        return tuple(self.source[index] for index in chosen.tolist())
 
     def _read(self, files: Sequence[Path]) -> Tensor:
         """The pixels of all files, in a tensor that is filled as they come."""
@@ -123,13 +126,15 @@ class Domain:
 def joined(domains: Sequence[Domain]) -> Domain:
     """All images of several domains, one domain after the other."""
     first, *rest = domains
-    if any(it.classes != first.classes for it in rest):
+    if any(domain.classes != first.classes for domain in rest):
         raise FewshiftError("domains with different classes cannot be joined: join those of one data set")
-    sources = [it.source for it in domains]
-    labels = torch.cat([it.labels for it in domains])
-    if all(isinstance(it, Tensor) for it in sources):
+    sources = [domain.source for domain in domains]
+    labels = torch.cat([domain.labels for domain in domains])
+    if all(isinstance(source, Tensor) for source in sources):
         return replace(first, source=torch.cat(cast(list[Tensor], sources)), labels=labels)
-    return replace(first, source=tuple(file for it in sources for file in cast(tuple[Path, ...], it)), labels=labels)
+    return replace(
+        first, source=tuple(file for files in sources for file in cast(tuple[Path, ...], files)), labels=labels
+    )
 
 
 @dataclass

@@ -57,14 +57,14 @@ def present(files: Sequence[Path], cure: str) -> list[Path]:
     as `1.jpg`. A folder is listed once, which for 100,000 images is quicker than to ask for each.
     """
     names = {folder: _names(folder) for folder in {file.parent for file in files}}
-    found = [_as_saved(file, *names[file.parent]) for file in files]
-    missing = [file for file, saved in zip(files, found, strict=True) if saved is None]
+    saved_files = [_as_saved(file, *names[file.parent]) for file in files]
+    missing = [file for file, saved in zip(files, saved_files, strict=True) if saved is None]
     if missing:
         raise FewshiftError(
             f"{len(files):,} images are listed and {len(files) - len(missing):,} found, "
             f"the first that is missing is {missing[0]}: {cure}"
         )
-    return [saved for saved in found if saved is not None]
+    return [saved for saved in saved_files if saved is not None]
 
 
 def _table(

@@ -1,4 +1,4 @@
-"""Algorithm: a way to train a source network, as a value. Learner: one network while it is trained that way."""
+"""Algorithm: a way to train a source network, as a value. Trainee: one network while it is trained that way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.losses import at_labels, cross_entropy
 from fewshift.core.network import logits_of
 from fewshift.models.layers.changes import LayerChange
@@ -17,6 +18,9 @@ from fewshift.models.layers.changes import LayerChange
 if TYPE_CHECKING:
     from fewshift.lab.training.gather import Sources
     from fewshift.lab.training.recipes import Recipe
+
+
+NONE = -100  # what torch ignores by default, which is no class
 
 
 @dataclass(frozen=True)
@@ -39,23 +43,24 @@ class Task:
 
     classes: tuple[str, ...]
     domains: tuple[str, ...]  # the sources
-    dense: bool  # whether every pixel has a label
+    labels: Labels  # of each image, or of each pixel
     head: str | None  # the layer that gives the network's output, where there is one
     label_smoothing: float = 0.0
     shape: tuple[int, ...] = ()  # of an image as a step sees it: channels, height, width
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy; smoothed, each label is a distribution with (1 - s) on its class and s on all alike."""
-        if self.label_smoothing:
-            return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        if self.label_smoothing and self.labels.weight(labels):
+            ignored = NONE if self.labels.ignored is None else self.labels.ignored
+            return F.cross_entropy(logits, labels, ignore_index=ignored, label_smoothing=self.label_smoothing)
         return cross_entropy(logits, labels)
 
 
-class Learner(nn.Module):
+class Trainee(nn.Module):
     """One network in training, and what an algorithm adds to it. As it is, it adds nothing: plain training.
 
     An algorithm overrides the steps it has an opinion on: `extra`, `before_epoch`, `after_step`, `after_epoch`. The
-    learner is a module: parameters of its own are trained with the network's, and its buffers (a queue, a mask, a
+    trainee is a module: parameters of its own are trained with the network's, and its buffers (a queue, a mask, a
     momentum copy) survive an interruption. Only `model` is written into the checkpoint.
 
     Every epoch runs with global random states that follow from the seed and the epoch alone: algorithms may use
@@ -105,11 +110,11 @@ class Learner(nn.Module):
     def groups(self, lr: float, head_rate: float) -> list[dict[str, Any]]:
         """The parameters to train: the head and what the algorithm adds learn `head_rate` times as fast."""
         head = set() if self.task.head is None else set(self.model.get_submodule(self.task.head).parameters())
-        trunk = [it for it in self.model.parameters() if it.requires_grad and it not in head]
+        trunk = [tensor for tensor in self.model.parameters() if tensor.requires_grad and tensor not in head]
         known = set(trunk)
-        new = [it for it in self.parameters() if it.requires_grad and it not in known]
+        new = [tensor for tensor in self.parameters() if tensor.requires_grad and tensor not in known]
         rates = ((trunk, lr), (new, lr * head_rate))
-        return [{"params": these, "lr": rate, "peak": rate} for these, rate in rates if these]
+        return [{"params": tensors, "lr": rate, "peak": rate} for tensors, rate in rates if tensors]
 
 
 @dataclass(frozen=True)
@@ -123,10 +128,11 @@ class Algorithm(LayerChange):
     name: ClassVar[str]
     paper: ClassVar[str]
     views: ClassVar[int] = 1  # how often each image is augmented in a step
+    kinds: ClassVar[tuple[Labels, ...]] = (IMAGES, PIXELS)  # the labels it can learn from
 
     def check_recipe(self, recipe: Recipe, sources: Sources) -> None:
-        """One sentence when this algorithm cannot work with such batches or sources; told before any work."""
+        """Raise one sentence when this algorithm cannot work with such batches or sources, before any work."""
 
-    def learner(self, model: nn.Module, task: Task) -> Learner:
+    def trainee(self, model: nn.Module, task: Task) -> Trainee:
         """The network, about to be trained; as it is, training is plain."""
-        return Learner(model, task)
+        return Trainee(model, task)

@@ -27,15 +27,15 @@ def by_domain(domains: Tensor, size: int, together: int, generator: torch.Genera
     batches: list[Tensor] = []
     while True:
         chosen = torch.randperm(len(left), generator=generator)[:together].tolist()
-        batches.append(torch.cat([left[it][:each] for it in chosen]))
-        for it in chosen:
-            left[it] = left[it][each:]
-        if any(len(left[it]) < each for it in chosen):
+        batches.append(torch.cat([left[domain][:each] for domain in chosen]))
+        for domain in chosen:
+            left[domain] = left[domain][each:]
+        if any(len(left[domain]) < each for domain in chosen):
             return batches
 
 
 def check_batches(domains: Tensor, size: int, together: int | None) -> None:
-    """One sentence when there is no such batch."""
+    """Raise one sentence when there is no such batch."""
     if len(domains) < size:
         raise FewshiftError(f"{len(domains)} training images make no batch of {size}: lower batch_size")
     if together is None:

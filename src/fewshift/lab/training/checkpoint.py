@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from fewshift.core._files import whole
 from fewshift.errors import FewshiftError
-
-if sys.platform != "win32":
-    import fcntl
 
 
 @dataclass(frozen=True)
@@ -56,37 +52,37 @@ class Checkpoint:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other processes from training into the same file; what one that died left behind does not."""
-        if sys.platform == "win32":  # without such locks
-            yield
-            return
+        lock = FileLock(self.lock, blocking=False)
         try:
-            handle = _locked(self.lock)
+            lock.acquire()
+        except Timeout as error:
+            raise FewshiftError(
+                f"another training writes {self.file}: wait until it is done, or choose another --out"
+            ) from error
         except OSError as error:
             raise FewshiftError(f"cannot write {self.lock}: {error.strerror}: choose another --out") from error
-        if handle is None:
-            raise FewshiftError(f"another training writes {self.file}: wait until it is done, or choose another --out")
         try:
             yield
         finally:
             self.lock.unlink(missing_ok=True)
-            os.close(handle)
+            lock.release()
 
     def check_free(self) -> None:
-        """One sentence when another training, or this one, is already finished here, or nobody knows what is."""
+        """Raise one sentence when another training, or this one, is already finished here, or nobody knows what is."""
         if not self.file.exists() and not self.card.exists():
             return
         card = self._read_card()
         instead = "choose another --out, or write over it with --overwrite"
         if card is None:
             raise FewshiftError(f"{self.file} or its card is there and does not say how it was trained: {instead}")
-        if found := self._difference(card):
-            key, then, now = found
+        if difference := self._difference(card):
+            key, then, now = difference
             raise FewshiftError(f"the training in {self.file} has {key} {then!r} and this one {now!r}: {instead}")
         if card.get("finished") and self.file.is_file():
             raise FewshiftError(f"the training in {self.file} is finished: train it again with --overwrite")
 
-    def write(self, model: nn.Module, found: Mapping[str, Any]) -> None:
-        """Write the weights, and a card that also says what was found out."""
+    def write(self, model: nn.Module, results: Mapping[str, Any]) -> None:
+        """Write the weights, and a card that adds these results to the facts."""
         from safetensors.torch import save
 
         # copies, so that tensors shared by two layers are written twice; in the ordinary layout
@@ -95,11 +91,11 @@ class Checkpoint:
             for name, tensor in model.state_dict().items()
         }
         weights = save(tensors, metadata={"made by": "fewshift train"})
-        self._put({self.card: self._told(found), self.file: weights})
+        self._put({self.card: self._card_text(results), self.file: weights})
 
-    def describe(self, found: Mapping[str, Any]) -> None:
+    def describe(self, results: Mapping[str, Any]) -> None:
         """Write the card alone."""
-        self._put({self.card: self._told(found)})
+        self._put({self.card: self._card_text(results)})
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that were written last; one sentence if they cannot be read."""
@@ -130,8 +126,8 @@ class Checkpoint:
             run = dict(json.loads(state["run"]))
         except Exception as error:  # readers raise whatever a broken file leads them to
             raise self.damaged() from error
-        if found := self._difference(run):
-            key, then, now = found
+        if difference := self._difference(run):
+            key, then, now = difference
             raise FewshiftError(
                 f"the training in {self.state} has {key} {then!r} and this one {now!r}: "
                 "resume it as it was begun, choose another --out, or begin anew with --overwrite"
@@ -170,8 +166,8 @@ class Checkpoint:
         keys = (key for key in [*now, *then] if then.get(key) != now.get(key))
         return next(((key, then.get(key), now.get(key)) for key in keys), None)
 
-    def _told(self, found: Mapping[str, Any]) -> bytes:
-        return json.dumps({**self.facts, **found}, indent=1).encode()
+    def _card_text(self, results: Mapping[str, Any]) -> bytes:
+        return json.dumps({**self.facts, **results}, indent=1).encode()
 
     def _put(self, files: Mapping[Path, bytes]) -> None:
         """All of these files, or none: they are written in full before the first one takes its place."""
@@ -196,23 +192,6 @@ def _checked(written: bytes) -> bytes:
     if digest + line != _digest(content):
         raise ValueError("other bytes than were written")
     return content
-
-
-def _locked(path: Path) -> int | None:
-    """The open file, locked for this process; None if another one has it."""
-    while sys.platform != "win32":
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            return None
-        except OSError:  # a file system without locks
-            return handle
-        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-            return handle
-        os.close(handle)  # whoever had it has just removed it
-    return None
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:

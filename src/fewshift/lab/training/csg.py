@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.labels import IMAGES, Labels
 from fewshift.errors import FewshiftError
-from fewshift.lab.training.algorithm import Algorithm, Batch, Learner, Task
+from fewshift.lab.training.algorithm import Algorithm, Batch, Task, Trainee
 from fewshift.models.layers.changes import HiddenHead, last_linear
 from fewshift.models.layers.stages import AUTO, chosen_layers, maps_of, outputs_of
 
@@ -90,7 +91,7 @@ class Contrast(nn.Module):
             key.mul_(keep).add_(query, alpha=1 - keep)
 
 
-class Contrasting(Learner):
+class Contrasting(Trainee):
     """The network, the network it began as, and what its stages are compared by."""
 
     def __init__(self, model: nn.Module, task: Task, settings: CSG, widths: dict[str, int]) -> None:
@@ -98,7 +99,7 @@ class Contrasting(Learner):
         self._settings, self._layers = settings, tuple(widths)
         self._queries: dict[str, Tensor] = {}
         self.began = copy.deepcopy(model).requires_grad_(False)
-        self.stages = nn.ModuleList(Contrast(it, settings.dimensions, settings.queue) for it in widths.values())
+        self.stages = nn.ModuleList(Contrast(width, settings.dimensions, settings.queue) for width in widths.values())
         for layer in widths:
             self.watch(layer, partial(self._note, layer))
 
@@ -151,6 +152,7 @@ class CSG(HiddenHead, Algorithm):
     name: ClassVar[str] = "csg"
     paper: ClassVar[str] = "Chen et al., ICLR 2021"
     views: ClassVar[int] = 2
+    kinds: ClassVar[tuple[Labels, ...]] = (IMAGES,)
 
     weight: float = 0.1
     layers: str = AUTO
@@ -170,8 +172,6 @@ class CSG(HiddenHead, Algorithm):
     def check_recipe(self, recipe: Recipe, sources: Sources) -> None:
         """A queue holds the keys of a step, and of no image twice."""
         images = len(sources.train)
-        if sources.dense:
-            raise FewshiftError("csg is for images with one label, and here every pixel has one: use another algorithm")
         if self.queue < recipe.batch_size:
             raise FewshiftError(
                 f"a queue of {self.queue} keys is shorter than a batch of {recipe.batch_size}: "
@@ -179,18 +179,18 @@ class CSG(HiddenHead, Algorithm):
             )
         if self.weight and self.queue > images:
             raise FewshiftError(
-                f"a queue of {self.queue:,} keys would hold all {images:,} training images, each of which would be "
-                f"told from itself: set queue to {max(recipe.batch_size, images // 2)}"
+                f"a queue of {self.queue:,} keys would hold all {images:,} training images, so that each is compared "
+                f"with itself: set queue to {max(recipe.batch_size, images // 2)}"
             )
 
-    def learner(self, model: nn.Module, task: Task) -> Learner:
+    def trainee(self, model: nn.Module, task: Task) -> Trainee:
         """The network, with a frozen copy of itself beside it."""
         if self.hidden:
             name, _ = last_linear(model)
             if task.head != name:
                 raise FewshiftError(
-                    f"this {type(model).__name__} does not answer with its last linear layer, in whose place a new "
-                    "head was put: set hidden to 0"
+                    f"this {type(model).__name__} does not answer with its last linear layer, which the new head "
+                    "replaces: set hidden to 0"
                 )
             task = replace(task, head=name.rpartition(".")[0])  # both of its layers are new, and learn as fast
         maps = maps_of(model, chosen_layers(model, self.layers, STAGES), task.shape)
@@ -200,8 +200,7 @@ class CSG(HiddenHead, Algorithm):
 
 
 def _check_sign(layer: str, *features: Tensor) -> None:
-    if any(bool((it < 0).any()) for it in features):
+    if any(bool((maps < 0).any()) for maps in features):
         raise FewshiftError(
-            f"layer {layer!r} gives negative numbers, of which pooling by attention makes no sense: name layers that "
-            "end in a ReLU"
+            f"layer {layer!r} gives negative numbers, which attention cannot weigh: name layers that end in a ReLU"
         )

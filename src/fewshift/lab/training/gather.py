@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from fewshift.core._memory import free_memory
+from fewshift.core.labels import Labels, extent
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes
 from fewshift.lab.datasets import digits
-from fewshift.lab.datasets.catalog import Collection
-from fewshift.lab.datasets.copies import load_domain, load_scenes
+from fewshift.lab.datasets.collection import Collection
+from fewshift.lab.datasets.copies import LOADERS
 from fewshift.lab.datasets.domain import Domain
-from fewshift.lab.training.augment import check_augment
+from fewshift.lab.training.augment import Size, check_augment
 from fewshift.lab.training.batches import check_batches
 from fewshift.lab.training.recipes import DIGITS_HELD_OUT, OFFICIAL, Recipe
-from fewshift.lab.training.samples import Joined, OfDomain, OfScenes, Pool, Samples
-
-Images = Domain | Scenes
+from fewshift.lab.training.samples import READINGS, Joined, Pool
 
 ROOM = 4 * 2**30  # bytes of decoded images that are kept in memory, where there is twice as much
 
@@ -39,9 +38,14 @@ class Sources:
     validation: Pool | None
 
     @property
-    def dense(self) -> bool:
-        """Whether every pixel has a label."""
-        return self.train.dense
+    def labels(self) -> Labels:
+        """Whether a label belongs to an image or to a pixel."""
+        return self.train.labels
+
+    def seen_size(self, recipe: Recipe) -> Size:
+        """The height and width of the images that a training step sees."""
+        height, width = self.train.batch(torch.tensor([0]))[0].shape[-2:]
+        return READINGS[self.labels].seen(self.preprocess, recipe, (height, width))
 
 
 def source_names(collection: Collection, target: str | None, sources: Sequence[str]) -> tuple[str, ...]:
@@ -56,15 +60,13 @@ def source_names(collection: Collection, target: str | None, sources: Sequence[s
             raise FewshiftError(f"{name!r} is both source and target: training never sees the target, name another")
         if list(sources).count(name) > 1:
             raise FewshiftError(f"source {name!r} is named twice: name it once")
-    official = OFFICIAL.get((collection.name, target or ""), tuple(it for it in collection.domains if it != target))
-    return tuple(sources) or official
+    others = tuple(name for name in collection.domains if name != target)
+    return tuple(sources) or OFFICIAL.get((collection.name, target or ""), others)
 
 
-def load_sources(collection: Collection, names: Sequence[str], root: str | Path | None) -> dict[str, Images]:
+def load_sources(collection: Collection, names: Sequence[str], root: str | Path | None) -> dict[str, Domain | Scenes]:
     """Each source domain: with a label for each image, or for each pixel."""
-    if collection.dense:
-        return {name: load_scenes(collection, name, root) for name in names}
-    return {name: load_domain(collection, name, root) for name in names}
+    return {name: LOADERS[collection.labels](collection, name, root) for name in names}
 
 
 def evaluation_steps(own: Preprocess | None, collection: Collection, recipe: Recipe) -> Preprocess:
@@ -74,31 +76,30 @@ def evaluation_steps(own: Preprocess | None, collection: Collection, recipe: Rec
     """
     usual = collection.preprocess
     base = own if own is not None and own.channels == usual.channels else usual
-    steps = replace(usual, mean=base.mean, std=base.std)
-    if collection.dense:
-        return steps if recipe.size is None else replace(steps, resize=recipe.size, crop=None)
-    size = recipe.size or usual.crop
-    if size is None:
-        raise FewshiftError(f"{collection.title} does not say how large its images are: give a size")
-    return replace(steps, interpolation=base.interpolation, resize=round(size * recipe.margin), crop=size)
+    return READINGS[collection.labels].evaluation(replace(usual, mean=base.mean, std=base.std), base, recipe)
 
 
 def gather(
-    collection: Collection, found: Mapping[str, Images], recipe: Recipe, steps: Preprocess, room: int | None = None
+    collection: Collection,
+    images: Mapping[str, Domain | Scenes],
+    recipe: Recipe,
+    steps: Preprocess,
+    room: int | None = None,
 ) -> Sources:
     """Read the source domains: most of each trains, a fixed random part of each validates."""
-    reading = steps if collection.dense else replace(steps, crop=steps.resize, squeeze=steps.squeeze or recipe.squeeze)
-    _check(collection, found, steps)
-    parts = {name: split(collection, name, len(domain), recipe.held_out) for name, domain in found.items()}
-    train = Joined([_samples(found[name], reading, parts[name][0]) for name in found])
-    check_augment(recipe.augment, collection.dense)  # told before images are read
+    reading = READINGS[collection.labels]
+    _check(collection, images, steps)
+    parts = {name: split(collection, name, len(domain), recipe.held_out) for name, domain in images.items()}
+    training = reading.training(steps, recipe)
+    train = Joined([reading.samples(images[name], training, parts[name][0]) for name in images])
+    check_augment(recipe.augment, collection.labels)  # before images are read, which takes time
     check_batches(train.domains, recipe.batch_size, recipe.domains_per_batch)
     room = _room() if room is None else room
     pool = Pool(train, room, "training images read")
-    validation = [_samples(found[name], steps, parts[name][1]) for name in found if len(parts[name][1])]
+    validation = [reading.samples(images[name], steps, parts[name][1]) for name in images if len(parts[name][1])]
     return Sources(
-        names=tuple(found),
-        classes=tuple(next(iter(found.values())).classes),
+        names=tuple(images),
+        classes=tuple(next(iter(images.values())).classes),
         preprocess=steps,
         train=pool,
         domains=train.domains,
@@ -120,29 +121,25 @@ def split(collection: Collection, name: str, count: int, share: float) -> tuple[
             )
         return digits.find_place(name).parts()
     if count < 2:
-        raise FewshiftError(f"domain {name!r} has {count} image, of which none can be held out: set held_out to 0")
+        raise FewshiftError(f"domain {name!r} has {count} image, so none can be held out: set held_out to 0")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     aside = min(count - 1, max(1, round(count * share)))
     return order[aside:].sort().values, order[:aside].sort().values
 
 
-def _check(collection: Collection, found: Mapping[str, Images], steps: Preprocess) -> None:
-    """One sentence when domains do not go together, or their pixels have a size already."""
-    first, *rest = found.values()
-    if any(tuple(it.classes) != tuple(first.classes) for it in rest):
+def _check(collection: Collection, images: Mapping[str, Domain | Scenes], steps: Preprocess) -> None:
+    """Raise one sentence when domains do not go together, or their pixels have a size already."""
+    first, *rest = images.values()
+    if any(tuple(domain.classes) != tuple(first.classes) for domain in rest):
         raise FewshiftError(f"the sources of {collection.title} have different classes: train on one of them")
     source = first.source if isinstance(first, Domain) else None
     if isinstance(source, Tensor) and source.shape[-2:] != (steps.resize, steps.resize):
-        extent = f"{source.shape[-1]}x{source.shape[-2]}"
-        raise FewshiftError(f"images of {collection.title} are {extent} pixels, not {steps.resize}: leave the size out")
+        raise FewshiftError(
+            f"images of {collection.title} are {extent(source.shape[-2:])} pixels, not {steps.resize}: "
+            "leave the size out"
+        )
 
 
 def _room() -> int:
     free = free_memory(torch.device("cpu"))
     return ROOM if free is None else min(ROOM, free // 2)
-
-
-def _samples(found: Images, steps: Preprocess, indices: Tensor) -> Samples:
-    if isinstance(found, Domain):
-        return OfDomain(replace(found, preprocess=steps).subset(indices))
-    return OfScenes(replace(found, preprocess=steps).subset(indices))

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewshift.lab.training.algorithm import Algorithm, Learner, Task
+from fewshift.lab.training.algorithm import Algorithm, Task, Trainee
 from fewshift.models.layers.changes import IBNChange
 from fewshift.models.layers.placement import check_sizes
 
@@ -24,7 +24,7 @@ class IBN(IBNChange, Algorithm):
     name: ClassVar[str] = "ibn"
     paper: ClassVar[str] = "Pan et al., ECCV 2018"
 
-    def learner(self, model: nn.Module, task: Task) -> Learner:
+    def trainee(self, model: nn.Module, task: Task) -> Trainee:
         """Nothing is added to the training."""
         check_sizes(model, task.shape)
-        return Learner(model, task)
+        return Trainee(model, task)

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import center_crop
 
 from fewshift.core import _progress as progress
 from fewshift.core.network import channels_last
 from fewshift.core.normalisation import EPS, InstanceNorm, image_moments
 from fewshift.errors import FewshiftError
-from fewshift.lab.training.algorithm import Algorithm, Batch, Learner, Task
-from fewshift.lab.training.augment import centre_crop, photometric
+from fewshift.lab.training.algorithm import Algorithm, Batch, Task, Trainee
+from fewshift.lab.training.augment import photometric
 from fewshift.models.layers.changes import ISWChange
 from fewshift.models.layers.placement import check_sizes, instance_norms
 
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from fewshift.lab.training.gather import Sources
     from fewshift.lab.training.recipes import Recipe
 
-AT_ONCE = 16  # images that are compared together; with pixel labels, one
-MULTIPLE = 32  # some networks want such sizes, and whole scenes are cut to them
+MULTIPLE = 32  # some networks want such sizes
 
 
 def covariances(features: Tensor) -> Tensor:
@@ -45,9 +45,9 @@ def covariances(features: Tensor) -> Tensor:
     return biased[:, 0] * (positions / max(1, positions - 1)) + EPS * torch.eye(channels).to(maps)
 
 
-def selective_loss(found: Tensor, mask: Tensor) -> Tensor:
+def selective_loss(matrices: Tensor, mask: Tensor) -> Tensor:
     """The mean over images of sum_ij M_ij |S_ij| / #M, of covariances (n, C, C) and a mask (C, C); 0 if it is empty."""
-    return (found.abs() * mask).sum((1, 2)).mean() / mask.sum().clamp(min=1)
+    return (matrices.abs() * mask).sum((1, 2)).mean() / mask.sum().clamp(min=1)
 
 
 def style_variances(original: Tensor, changed: Tensor) -> Tensor:
@@ -60,48 +60,45 @@ def sensitive(variances: Tensor) -> Tensor:
 
     All entries of the matrix are clustered, with the zeros at and below its diagonal, as the authors do.
     """
-    values, counts = (it.numpy() for it in variances.cpu().unique(return_counts=True))
+    values, counts = (part.numpy() for part in variances.cpu().unique(return_counts=True))
     return variances > top_of_lowest(values, counts)
 
 
 def top_of_lowest(values: np.ndarray, counts: np.ndarray) -> float:
     """The largest value in the lowest of three clusters: those with the least sum of squares, so there is no seed.
 
-    `values` are sorted and different, each there `counts` times. Clusters are intervals [0, i), [i, j), [j, n), and the
-    best i does not fall as j grows: it is sought between those of the neighbouring j, from few j to all.
+    `values` are sorted and different, each there `counts` times. Clusters are intervals [0, i), [i, j), [j, n). The
+    best i does not fall as j grows: of the j on either side of a middle one, it lies on the same side of its i.
     """
     n = len(values)
     if n < 3:
         return float(values[0])
-    weight, total = (np.concatenate([[0.0], np.cumsum(it)]) for it in (counts, values * counts))
+    weight, total = (np.concatenate([[0.0], np.cumsum(terms)]) for terms in (counts, values * counts))
 
     def gain(begin: Any, end: Any) -> Any:  # the least sum of squares is the greatest sum of these
         return (total[end] - total[begin]) ** 2 / (weight[end] - weight[begin])
 
-    best, reached = np.zeros(n + 1, dtype=np.int64), np.full(n + 1, -np.inf)
-    best[:2], best[n] = 1, n - 1
-    step = 1 << (n - 1).bit_length()
-    while step := step // 2:
-        seconds = np.arange(step, n, 2 * step)
-        seconds = seconds[seconds > 1]
-        lowest, highest = best[seconds - step], np.minimum(best[np.minimum(seconds + step, n)], seconds - 1)
-        lengths = np.maximum(highest - lowest, 0) + 1
-        starts = np.cumsum(lengths) - lengths
-        firsts = np.arange(lengths.sum()) - np.repeat(starts - lowest, lengths)
-        gains = gain(0, firsts) + gain(firsts, np.repeat(seconds, lengths))
-        if len(seconds):
-            reached[seconds] = np.maximum.reduceat(gains, starts)
-            at_top = gains == np.repeat(reached[seconds], lengths)
-            best[seconds] = np.minimum.reduceat(np.where(at_top, firsts, n), starts)
-    second = 2 + int(np.argmax(reached[2:n] + gain(np.arange(2, n), n)))
-    return float(values[best[second] - 1])
+    first, reached = np.zeros(n, dtype=np.int64), np.full(n, -np.inf)
+    ranges = [(2, n - 1, 1, n - 2)]  # of j, and of the i that may go with them
+    while ranges:
+        low, high, least, most = ranges.pop()
+        if low > high:
+            continue
+        j = (low + high) // 2
+        i = np.arange(least, min(most, j - 1) + 1)
+        gains = gain(0, i) + gain(i, j)
+        best = int(np.argmax(gains))
+        first[j], reached[j] = i[best], gains[best]
+        ranges += [(low, j - 1, least, first[j]), (j + 1, high, first[j], most)]
+    j = 2 + int(np.argmax(reached[2:] + gain(np.arange(2, n), n)))
+    return float(values[first[j] - 1])
 
 
 class _SeenError(Exception):
     """Everything was seen: what the network would do after it is of no interest."""
 
 
-class Selective(Learner):
+class Selective(Trainee):
     """Reads covariances behind the instance norms: to find what carries style, then to draw it to 0."""
 
     def __init__(self, model: nn.Module, task: Task, settings: ISW) -> None:
@@ -136,24 +133,24 @@ class Selective(Learner):
         """After the last plain epoch the masks are found, once."""
         self._listening = False
         if self._settings.weight and epoch == self._settings.plain_epochs - 1:
-            for mask, found in zip(self.masks, self._find(sources), strict=True):
-                mask.copy_(found)
+            for mask, new in zip(self.masks, self._find(sources), strict=True):
+                mask.copy_(new)
 
     @torch.no_grad()
     def _find(self, sources: Sources) -> list[Tensor]:
         """What carries style in each of the trials, each with images and colours of its own."""
         self.eval()
-        found = [torch.ones_like(mask) for mask in self.masks]
+        masks = [torch.ones_like(mask) for mask in self.masks]
         for _ in progress.track(range(self._settings.trials), "trials of other colours"):
             chosen = torch.randperm(len(sources.train))[: self._settings.images]
-            sums = [torch.zeros_like(mask, dtype=torch.float64) for mask in found]
-            for pixels, labels in sources.train.batches(chosen.split(1 if sources.dense else AT_ONCE)):
-                images = _cut(pixels, labels) if sources.dense else pixels
+            sums = [torch.zeros_like(mask, dtype=torch.float64) for mask in masks]
+            for pixels, _labels in sources.train.batches(chosen.split(sources.labels.minibatch)):
+                images = center_crop(pixels, [side - side % MULTIPLE or side for side in pixels.shape[-2:]])
                 both = sources.preprocess.normalise(torch.cat([images, photometric(images)]))
                 for total, seen in zip(sums, self._look(both), strict=True):
                     total.add_(style_variances(*seen.chunk(2)), alpha=len(images))
-            found = [mask & sensitive(total / len(chosen)) for mask, total in zip(found, sums, strict=True)]
-        return found
+            masks = [mask & sensitive(total / len(chosen)) for mask, total in zip(masks, sums, strict=True)]
+        return masks
 
     def _look(self, images: Tensor) -> Sequence[Tensor]:
         """The covariances at each point; the network runs no further than that."""
@@ -180,8 +177,8 @@ class ISW(ISWChange, Algorithm):
     """Plain training of a network with instance norms, then with a loss on covariances that carry style.
 
     - weight: of that loss; with 0 it is training with instance norms.
-    - plain_epochs: epochs before it, at the end of which it is found out what carries style.
-    - trials, images: how often that is tried, and on how many training images; what every trial finds counts.
+    - plain_epochs: epochs before it, after the last of which the entries that carry style are chosen.
+    - trials, images: how often they are chosen, and on how many training images; those of every trial count.
     """
 
     name: ClassVar[str] = "isw"
@@ -204,13 +201,7 @@ class ISW(ISWChange, Algorithm):
                 "lower plain_epochs, or raise epochs"
             )
 
-    def learner(self, model: nn.Module, task: Task) -> Learner:
+    def trainee(self, model: nn.Module, task: Task) -> Trainee:
         """The network, with hooks that read covariances."""
         check_sizes(model, task.shape)
         return Selective(model, task, self)
-
-
-def _cut(pixels: Tensor, labels: Tensor) -> Tensor:
-    """The middle of scenes, as large as there is a multiple of 32."""
-    height, width = (side - side % MULTIPLE or side for side in pixels.shape[-2:])
-    return centre_crop(pixels, labels, (height, width))[0]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
-from fewshift.lab.training.algorithm import Algorithm, Learner, Task
+from fewshift.lab.training.algorithm import Algorithm, Task, Trainee
 from fewshift.models.layers.stages import AUTO, chosen_layers, maps_of
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def mixed(features: Tensor, partners: Tensor, share: Tensor) -> Tensor:
     variance, mean = torch.var_mean(features.detach(), (2, 3), correction=1, keepdim=True)
     deviation = (variance + EPS).sqrt()
     share = share.view(-1, 1, 1, 1)
-    new_mean, new_deviation = (share * it + (1 - share) * it[partners] for it in (mean, deviation))
+    new_mean, new_deviation = (share * own + (1 - share) * own[partners] for own in (mean, deviation))
     return (features - mean) * (new_deviation / deviation) + new_mean
 
 
-class Mixing(Learner):
+class Mixing(Trainee):
     """Mixes styles after each of the layers: each decides anew for every batch, and only while training."""
 
     def __init__(self, model: nn.Module, task: Task, settings: MixStyle, layers: tuple[str, ...]) -> None:
@@ -128,7 +128,7 @@ class MixStyle(Algorithm):
                 "raise it, or set mix to random"
             )
 
-    def learner(self, model: nn.Module, task: Task) -> Learner:
+    def trainee(self, model: nn.Module, task: Task) -> Trainee:
         """The network, with hooks where styles are mixed."""
         layers = chosen_layers(model, self.layers, STAGES)
         for name, features in maps_of(model, layers, task.shape).items():

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.settings import Settings
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.augment import AUGMENTATIONS
 from fewshift.lab.training.schedules import SCHEDULES
 
 DIGITS_HELD_OUT = 0.2  # of the embedded digits: the fifth that the shipped networks never saw
+MOMENTUM = 0.9  # of sgd and heavy-ball
 OPTIMIZERS = ("sgd", "heavy-ball", "adam")
 
 
@@ -43,8 +45,7 @@ class Recipe(Settings):
     accumulate: int = 1
     domains_per_batch: int | None = None
     optimizer: str = "sgd"
-    momentum: float = 0.9
-    nesterov: bool = False
+    nesterov: bool = False  # of sgd
     weight_decay: float = 5e-4
     schedule: str = "cosine"
     head_rate: float = 1.0
@@ -63,14 +64,12 @@ class Recipe(Settings):
         self.at_least(epochs=1, batch_size=2, accumulate=1, domains_per_batch=1, size=1, margin=1, crop=1, patience=1)
         if self.batch_size < 2 * self.accumulate:
             raise FewshiftError(
-                f"{self.accumulate} parts of a batch of {self.batch_size} leave single images, of which BatchNorm has "
-                "no statistics: lower accumulate"
+                f"{self.accumulate} parts of a batch of {self.batch_size} leave single images, and BatchNorm needs "
+                "two: lower accumulate"
             )
         for name in ("held_out", "label_smoothing"):
             if getattr(self, name) >= 1:
                 raise FewshiftError(f"{name}={getattr(self, name)} is no share: give a number from 0 to below 1")
-        if self.nesterov and not self.momentum:
-            raise FewshiftError("nesterov without momentum: set a momentum above 0")
         if self.nesterov and self.optimizer == "heavy-ball":
             raise FewshiftError("nesterov is not for heavy-ball: set optimizer to sgd, or nesterov to false")
         if self.patience is not None and not self.held_out:
@@ -139,10 +138,11 @@ _QUICK_IMAGES = Recipe(
     margin=1.125,
 )
 RECIPES = {"paper": PAPER, "quick": QUICK}
-OTHERS = {  # of data sets without a recipe of their own, by whether pixels have labels
-    "paper": {False: replace(_OFFICE, batch_size=64, held_out=0.1), True: _SCENES},
-    "quick": {False: _QUICK_IMAGES, True: QUICK["camvid"]},
+OTHERS: dict[str, dict[Labels, Recipe]] = {  # of data sets without a recipe of their own
+    "paper": {IMAGES: replace(_OFFICE, batch_size=64, held_out=0.1), PIXELS: _SCENES},
+    "quick": {IMAGES: _QUICK_IMAGES, PIXELS: QUICK["camvid"]},
 }
+OTHER_ARCHITECTURES: dict[Labels, str] = {IMAGES: "timm:resnet50", PIXELS: "smp:deeplabv3plus/resnet50"}
 
 # where the data set says which domains train; elsewhere all but the target do
 OFFICIAL = {
@@ -153,13 +153,13 @@ OFFICIAL = {
 }
 
 
-def default_arch(dataset: str, *, dense: bool) -> str:
+def default_arch(dataset: str, labels: Labels) -> str:
     """The architecture that a data set's source networks have."""
-    return ARCHITECTURES.get(dataset, "smp:deeplabv3plus/resnet50" if dense else "timm:resnet50")
+    return ARCHITECTURES.get(dataset, OTHER_ARCHITECTURES[labels])
 
 
-def find_recipe(name: str, dataset: str, dense: bool = False) -> Recipe:
+def find_recipe(name: str, dataset: str, labels: Labels = IMAGES) -> Recipe:
     """The recipe of that name for a data set, or one sentence with those there are."""
     if name not in RECIPES:
         raise FewshiftError(f"unknown recipe {name!r}: use one of {', '.join(RECIPES)}")
-    return RECIPES[name].get(dataset, OTHERS[name][dense])
+    return RECIPES[name].get(dataset, OTHERS[name][labels])

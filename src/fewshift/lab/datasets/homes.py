@@ -1,0 +1,84 @@
+"""Where a copy of a data set lies on the user's disk, and whether it has the numbers that were published."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from fewshift.errors import FewshiftError
+from fewshift.lab.datasets.collection import Collection
+
+DATA_VARIABLE = "FEWSHIFT_DATA"
+
+
+def data_root(option: str | Path | None = None) -> Path:
+    """The folder that holds the data sets: `option`, or the one that FEWSHIFT_DATA names."""
+    folder = option or os.environ.get(DATA_VARIABLE)
+    if not folder:
+        raise FewshiftError(f"no data folder is known: pass --data-root FOLDER or set {DATA_VARIABLE}")
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise FewshiftError(f"no such data folder {root}: check --data-root and {DATA_VARIABLE}")
+    return root
+
+
+def find_home(collection: Collection, root: Path, holds: Callable[[Path, str], bool]) -> tuple[Path, list[str]]:
+    """The collection's folder, below `root` or `root` itself, and the domains it holds."""
+    named = [child_folder(root, name) for name in (collection.name, *collection.folders)]
+    for folder in (*filter(None, named), root):
+        if there := [domain for domain in collection.domains if holds(folder, domain)]:
+            return folder, there
+    return root / collection.name, []
+
+
+def child_folder(folder: Path, name: str) -> Path | None:
+    """The folder of that name, or of one that differs in case, spaces and dashes: "Real World" is "real_world"."""
+    if (folder / name).is_dir():
+        return folder / name
+    alike = sorted(path for path in folder.iterdir() if _plain(path.name) == _plain(name) and path.is_dir())
+    return alike[0] if alike else None
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def no_domain(collection: Collection, domain: str, place: Path, there: Sequence[str]) -> FewshiftError:
+    """The sentence about a domain that a copy does not have."""
+    names = f" ({', '.join(there)})" if there else ""
+    return FewshiftError(
+        f"domain {domain!r} of {collection.title} ({_number(collection, domain)} images) is not in {place}, "
+        f"{len(collection.domains)} domains expected and {len(there)} found{names}: {collection.where}"
+    )
+
+
+def check_classes(collection: Collection, domain: str, place: Path, labels: Sequence[int]) -> None:
+    """Raise one sentence when a class has another number of images than was published, or none."""
+    counts = torch.tensor(labels, dtype=torch.long).bincount(minlength=collection.class_count).tolist()
+    expected = collection.class_counts.get(domain) if collection.counts else None
+    for label, count in enumerate(counts):
+        if count == 0 or (expected and count != expected[label]):
+            name = repr(collection.classes[label]) if collection.classes else str(label)
+            raise FewshiftError(
+                f"class {name} of {collection.title}, domain {domain!r}, has {count:,} images in {place}, "
+                f"{f'{expected[label]:,}' if expected else 'some'} expected "
+                f"({_number(collection, domain)} images of {collection.class_count} classes in all, "
+                f"{len(labels):,} of {sum(map(bool, counts))} found): {collection.where}"
+            )
+
+
+def check_count(collection: Collection, domain: str, place: Path, count: int) -> None:
+    """Raise one sentence when a domain has another number of images than was published, or none."""
+    expected = collection.counts.get(domain) if collection.counts else None
+    if count == 0 or expected not in (None, count):
+        raise FewshiftError(
+            f"domain {domain!r} of {collection.title} has {count:,} images in {place}, "
+            f"{_number(collection, domain)} expected: {collection.where}"
+        )
+
+
+def _number(collection: Collection, domain: str) -> str:
+    return f"{collection.counts[domain]:,}" if collection.counts else "some"

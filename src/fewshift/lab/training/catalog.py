@@ -1,0 +1,31 @@
+"""The algorithms by name. A new one costs one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from fewshift.errors import FewshiftError
+from fewshift.lab.training.algorithm import Algorithm
+from fewshift.lab.training.csg import CSG
+from fewshift.lab.training.erm import ERM
+from fewshift.lab.training.ibn import IBN
+from fewshift.lab.training.isw import ISW
+from fewshift.lab.training.iternorm import IterNorm
+from fewshift.lab.training.mixstyle import MixStyle
+from fewshift.lab.training.switchable_whitening import SwitchableWhitening
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    algorithm.name: algorithm for algorithm in (ERM, MixStyle, CSG, IBN, SwitchableWhitening, IterNorm, ISW)
+}
+
+
+def algorithm_of(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
+    """The algorithm of that name with these settings; an error lists the names that exist."""
+    if name not in ALGORITHMS:
+        raise FewshiftError(f"unknown algorithm {name!r}: use one of {', '.join(ALGORITHMS)}")
+    known = [field.name for field in fields(ALGORITHMS[name])]
+    if unknown := [key for key in settings or {} if key not in known]:
+        raise FewshiftError(f"{name} has no setting {unknown[0]!r}: choose one of {', '.join(known) or 'none'}")
+    return ALGORITHMS[name](**settings or {})
