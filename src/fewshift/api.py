@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress
+from fewshift.core._progress import told_to
 from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
@@ -26,7 +27,7 @@ from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of
 from fewshift.models.cards import known_card
 from fewshift.models.libraries import load
-from fewshift.opening import Steps, open_networks, open_target, steps_for
+from fewshift.opening import Steps, open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
 from fewshift.report.results import Adaptation, Inspection, layer_reports
@@ -37,10 +38,9 @@ from fewshift.trust.choice import adapted_to, fit_chosen
 from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks
-from fewshift.trust.shift import Shift
-from fewshift.trust.shift import shift as shift_of
+from fewshift.trust.shift import shift
 
-__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert"]  # besides what is defined here
+__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]  # elsewhere
 
 
 def adapt(
@@ -85,7 +85,7 @@ def adapt(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
             f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
         )
-    with _progress.told_to(progress):
+    with told_to(progress):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, shots=shots, head=head, seed=seed, device=device,
@@ -217,7 +217,7 @@ def learning_curve(
         raise FewshiftError(f"draws={draws!r} is no number of draws: give 1, 2, ...")
     if support is None:
         raise FewshiftError("a learning curve needs labelled target images: pass a support set")
-    with _progress.told_to(progress):
+    with told_to(progress):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, head=head, seed=seed, device=device,
@@ -275,7 +275,7 @@ def predict(
             f"how the {type(model).__name__} wants its images is not known: pass preprocess=fewshift.Preprocess(...)"
         )
     *_, network = networks.values()
-    with _progress.told_to(progress):
+    with told_to(progress):
         return predict_files(
             network, images, steps, names, out=out, window=window, stride=stride, resume=resume, overwrite=overwrite,
             batch_size=batch_size,
@@ -306,25 +306,8 @@ def evaluate(
         refuse_leaks(find_leaks(support, labelled, preprocess=steps))
     *_, network = networks.values()
     images = as_labelled(labelled, steps, names, network=network, window=window, stride=stride)
-    with _progress.told_to(progress):
+    with told_to(progress):
         return evaluate_networks(networks, images, window=window, stride=stride)
-
-
-def shift(
-    model: nn.Module,
-    images: Any,
-    *,
-    source: Any = None,
-    preprocess: Steps = None,
-    head: str | None = None,
-    progress: _progress.Listener | None = None,
-) -> Shift:
-    """Compare images with those `model` was trained on, layer by layer and without labels; one image is enough.
-
-    `images` are a folder, a tensor or a dataset; `source`, in the same forms, are images known to be like those of
-    training. See `fewshift.trust.shift` for what an alarm means, and what it does not.
-    """
-    return shift_of(model, images, source=source, preprocess=steps_for(model, preprocess), head=head, progress=progress)
 
 
 def inspect(

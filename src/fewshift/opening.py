@@ -51,7 +51,7 @@ class Opened:
         names = self.classes or (None if support is None else support.classes)
         labelled = as_support(source, steps_for(self.model, preprocess), None, names, network=self.model)
         if support is not None:
-            refuse_leaks(find_leaks(support.images, labelled.images))
+            refuse_leaks(find_leaks(support, labelled))
         _, alone = fitting(self.model, Target(labelled), self.images, self.network.head)
         return alone.need_support("judging")
 
@@ -62,7 +62,7 @@ class Opened:
         if not (isinstance(validate, str) and validate in INSIDE):
             return self.labelled_apart(validate, preprocess)
         if self.target.support is not None:
-            refuse_repeats(self.target.support.images)
+            refuse_repeats(self.target.support)
         return validate
 
 

@@ -50,7 +50,7 @@ def progress_bar() -> Iterator[Tell]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fewshift.core import _progress as progress
+    from fewshift.api import told_to
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -64,7 +64,7 @@ def progress_bar() -> Iterator[Tell]:
             if done >= total:
                 bar.remove_task(tasks.pop(what))
 
-        with progress.told_to(tell):
+        with told_to(tell):
             yield tell
 
 

@@ -15,9 +15,10 @@ from fewshift import __version__
 from fewshift.core._files import whole
 from fewshift.core.method import Needs
 from fewshift.methods.catalog import METHODS
-from fewshift.report import figures
+from fewshift.report import figures, pictures
 from fewshift.report import prose as words
-from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, Judged, judged
+from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, judged
+from fewshift.report.pictures import Picture
 from fewshift.report.render import rendered
 from fewshift.report.scenes import Scene, change_of, counted_at, side_by_side, support_scenes
 from fewshift.report.tables import Listing, Table
@@ -40,24 +41,24 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
 
     `delta` is the file in which it is kept, for the lines that a reader copies.
     """
-    found = judged(result)
+    held = judged(result)
     return _write(
         path,
         "adaptation.html",
         result=result,
         changes=words.changes(result),
-        judged=found,
+        judged=held,
         facts=words.other_facts(result),
         verdicts=(WRONG, RIGHT, STILL),
-        tally=[f"{found.count(it)} {it}" for it in (WRONG, RIGHT, STILL) if found.count(it)] if found else [],
+        tally=[f"{held.count(kind)} {kind}" for kind in (WRONG, RIGHT, STILL) if held.count(kind)] if held else [],
         most=MOST,
-        matrices=_matrices(found) if found and len(found.names) <= MATRIX else [],
-        pairs=found.pairs(PAIRS) if found and len(found.names) > MATRIX else [],
-        shift=_shift(result),
-        layers=[it for it in result.layers if it.skipped is None],
-        skipped=[it for it in result.layers if it.skipped is not None],
-        learning=_learning(result),
-        change=_change(result),
+        matrices=pictures.matrices(held) if held and len(held.names) <= MATRIX else [],
+        pairs=held.pairs(PAIRS) if held and len(held.names) > MATRIX else [],
+        shift=pictures.shift(result),
+        layers=[layer for layer in result.layers if layer.skipped is None],
+        skipped=[layer for layer in result.layers if layer.skipped is not None],
+        learning=pictures.learning(result),
+        change=pictures.coefficients(result),
         scenes=_support_scenes(result),
         pictured=PICTURED,
         file=str(delta or PLACE),
@@ -83,7 +84,7 @@ def evaluation_page(
         sizes=counted_at(scores.sizes) if scores.sizes else None,
         gained=side_by_side(gained, scores.classes, scores.palette, key="gained") if gained else None,
         lost=side_by_side(lost, scores.classes, scores.palette, key="lost") if lost else None,
-        origin={**{key: it for key, it in origin.items() if it is not None}, **_versions()},
+        origin={**{key: value for key, value in origin.items() if value is not None}, **_versions()},
     )
 
 
@@ -111,22 +112,14 @@ def demo_page(demo: Demo, path: str | Path) -> Path:
         rows=[(row, _gains(row, before)) for row in demo.rows],
         streaming=[row.method for row in demo.rows if METHODS[row.method].needs is Needs.STREAM],
         strips=figures.strips(demo.source_images, demo.target_images),
-        chart=_chart(demo.rows, before),
-        pictures=_learning(example) + _change(example) + _shift(example),
+        chart=pictures.chart(demo.rows, before),
+        pictures=pictures.learning(example) + pictures.coefficients(example) + pictures.shift(example),
     )
 
 
 def bench_page(run: Run, path: str | Path) -> Path:
     """What a run of grids found: their tables, how far they are, and the figures their records allow."""
     return _write(path, "run.html", run=run)
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, and what it shows in words."""
-
-    svg: str
-    caption: str
 
 
 @dataclass(frozen=True)
@@ -176,7 +169,7 @@ class Section:
     @property
     def failed(self) -> int:
         """Cells whose newest record is an error."""
-        return sum(it.count for it in self.failures)
+        return sum(failure.count for failure in self.failures)
 
 
 @dataclass(frozen=True)
@@ -195,120 +188,6 @@ class Run:
     together: Listing | None = None  # of the sections that have a listing, where there are several
 
 
-def _learning(result: Adaptation) -> list[Picture]:
-    """How the coefficients, and the classifier where it was trained, were found."""
-    pictures = []
-    if curve := result.notes.get("grid"):
-        chosen, losses = result.notes["v"], {it["v"]: it["loss"] for it in curve}
-        svg = figures.grid_curve(
-            losses,
-            chosen,
-            key="grid",
-            alt=f"Loss on the support for {len(losses)} blends of statistics: {losses[0.0]:.3f} with the source's, "
-            f"{losses[1.0]:.3f} with the support's, {losses[chosen]:.3f} with the chosen v = {chosen:g}.",
-        )
-        caption = (
-            "The start: loss for every blend of statistics, the same in all layers, from the source's (v = 0) to the "
-            f"support's (v = 1). Chosen: v = {chosen:g}."
-        )
-        pictures.append(Picture(svg, caption))
-    what_is_learned = "the coefficients" if any(it.details for it in result.layers) else "the weights"
-    for key, what in (("support_loss", what_is_learned), ("classifier_loss", "the classifier")):
-        if epochs := result.notes.get(key):
-            svg = figures.loss_curve(
-                epochs,
-                key=key.replace("_", "-"),
-                alt=f"Loss on the support while learning {what}: {epochs[0]:.3f} in the first of "
-                f"{len(epochs)} epochs, {epochs[-1]:.3f} in the last.",
-            )
-            pictures.append(Picture(svg, f"Gradient descent on {what}: mean loss in every epoch."))
-    return pictures
-
-
-def _matrices(found: Judged) -> list[Picture]:
-    """What was taken for what, before and after."""
-    pictures = []
-    for key, network, counts in (("before", "the source network", found.before), ("after", "adapted", found.after)):
-        right, total = int(counts.diagonal().sum()), int(counts.sum())
-        facts = f"{right} of {words.counted(total, 'answer')} right"
-        shares = counts.double() / counts.sum(1, keepdim=True)  # NaN for a class without an image
-        svg = figures.confusion(
-            shares.tolist(),
-            found.names,
-            key=f"confusion-{key}",
-            alt=f"Confusion matrix on held-out images, {network}: {facts}.",
-        )
-        caption = f"{words.sentence(network)}: for each true class (row), the answers in percent. {facts}."
-        pictures.append(Picture(svg, caption))
-    return pictures
-
-
-def _change(result: Adaptation) -> list[Picture]:
-    """The coefficients that were learned for each layer."""
-    details = [layer.details for layer in result.layers if layer.details]
-    v = result.notes.get("v")
-    pictures = []
-    if all("eta" in it and "rho" in it for it in details) and details:
-        for place, whose in enumerate(("source", "support")):
-            start = [1 - v, v][place] if isinstance(v, float) else None
-            lines = {"mean": [it["eta"][place] for it in details], "deviation": [it["rho"][place] for it in details]}
-            svg = figures.over_layers(
-                lines,
-                label=f"weight of the {whose}",
-                level=start,
-                key=f"{whose}-weights",
-                alt=f"Weight of the {whose}'s statistics in {len(details)} layers: {_range(lines['mean'])} for the "
-                f"mean, {_range(lines['deviation'])} for the standard deviation.",
-            )
-            dashed = "" if start is None else f" Dashed: where all started, {start:g}."
-            caption = f"How much each layer takes of the {whose}'s mean and standard deviation.{dashed}"
-            pictures.append(Picture(svg, caption))
-    return pictures
-
-
-def _shift(result: Adaptation) -> list[Picture]:
-    """Per layer: how far what the source network sees of the images is from what it was trained on."""
-    found = result.shift
-    if found is None or len(found.layers) < 2:  # a single layer is no curve
-        return []
-    pictures = []
-    for key, label, level, caption in SHIFTS:
-        values = [getattr(layer, key) for layer in found.layers]
-        svg = figures.over_layers(
-            {label: values},
-            label=label,
-            level=found.threshold if level is None else level,
-            key=key.replace("_", "-"),
-            alt=f"{caption} From {_range(values)} over {words.counted(len(values), 'layer')}.",
-        )
-        pictures.append(Picture(svg, caption))
-    return pictures
-
-
-SHIFTS = (
-    (
-        "score",
-        "score",
-        None,  # the threshold
-        "How far each layer is from the source, in units of what as many images of the source would be off by chance. "
-        "Dashed: the alarm, which counts for all layers together.",
-    ),
-    (
-        "mean_shift",
-        "mean shift",
-        0.0,
-        "How far the images' means lie from the source's, in the source's standard deviations "
-        "(root mean square over channels).",
-    ),
-    (
-        "std_ratio",
-        "ratio of deviations",
-        1.0,
-        "Standard deviations of the images over those of the source (geometric mean over channels).",
-    ),
-)
-
-
 def _support_scenes(result: Adaptation) -> Markup | None:
     """The first images with pixel labels, and what both networks say about them."""
     networks = {"source": result.source}
@@ -316,19 +195,6 @@ def _support_scenes(result: Adaptation) -> Markup | None:
         networks["adapted" if result.accepted else "rejected"] = result.candidate
     scenes = support_scenes(result.support, networks, result.preprocess, PICTURED) if result.support else []
     return side_by_side(scenes, result.classes, key="support") if scenes else None
-
-
-def _chart(rows: Sequence[DemoRow], before: DemoRow) -> str:
-    labels = [
-        ", ".join(it for it in (row.method, row.settings, row.shots and f"k = {row.shots}") if it) for row in rows
-    ]
-    facts = "; ".join(f"{it}: {words.over_draws(row.accuracies)}" for it, row in zip(labels, rows, strict=True))
-    return figures.accuracies(
-        {label: row.accuracies for label, row in zip(labels, rows, strict=True)},
-        level=before.mean,
-        key="rows",
-        alt=f"Accuracy on the target in percent, mean and spread over the draws. {facts}.",
-    )
 
 
 def _versions() -> dict[str, str]:
@@ -340,10 +206,6 @@ def _gains(row: DemoRow, before: DemoRow) -> list[float]:
     if row is before:
         return []
     return [after - then for after, then in zip(row.accuracies, before.accuracies, strict=True)]
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{min(values):.3f} to {max(values):.3f}"
 
 
 def _write(path: str | Path, template: str, **facts: Any) -> Path:

@@ -97,9 +97,16 @@ def gather(
     seed: int,
 ) -> Evidence:
     """The evidence that was asked for, and what else the adaptation shows."""
-    evidence = _held_out(network, target, method, fitted, choice, validate, seed)
     if validate is None:
-        return evidence
+        return Evidence(None, missing=Missing.NOT_ASKED)
+    if isinstance(validate, Support):
+        evidence = on_labelled(network, fitted.predictor, validate)
+    elif target.support is None:
+        evidence = Evidence(None, missing=Missing.NO_LABELS)
+    elif choice is not None and validate == "cv":
+        evidence = _judged(network, target.support, choice.held)
+    else:
+        evidence = cross_validated(network, target, method, validate, seed)
     inside = not isinstance(validate, Support)
     return replace(
         evidence,
@@ -108,26 +115,6 @@ def gather(
         unseen=_unseen(network, target) if inside else (),
         new_classifier=_new_classifier(network, fitted.predictor),
     )
-
-
-def _held_out(
-    network: Network,
-    target: Target,
-    method: Method,
-    fitted: Fitted,
-    choice: Choice | None,
-    validate: str | Support | None,
-    seed: int,
-) -> Evidence:
-    if isinstance(validate, Support):
-        return on_labelled(network, fitted.predictor, validate)
-    if validate is None:
-        return Evidence(None, missing=Missing.NOT_ASKED)
-    if target.support is None:
-        return Evidence(None, missing=Missing.NO_LABELS)
-    if choice is not None and validate == "cv":
-        return _judged(network, target.support, choice.held)
-    return cross_validated(network, target, method, validate, seed)
 
 
 def cross_validated(network: Network, target: Target, method: Method, kind: str, seed: int) -> Evidence:

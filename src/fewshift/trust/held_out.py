@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewshift.core.labels import PIXELS
+from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.network import like, logits_of
 from fewshift.core.support import MINIBATCH, Support
 from fewshift.trust.gain import Gain, gain_from
@@ -124,7 +124,7 @@ def predictions(model: nn.Module, images: Support) -> Tensor:
 @torch.no_grad()
 def shares_right(model: nn.Module, images: Support) -> Tensor:
     """(n,): the share of each image that is right."""
-    chunks = images.chunks(1 if images.kind is PIXELS else MINIBATCH)
+    chunks = images.chunks(images.kind.minibatch)
     return torch.cat(
         [images.kind.right(logits_of(model(like(model, part))).cpu(), labels.cpu()) for part, labels in chunks]
     )
@@ -134,11 +134,11 @@ def asked(
     source: nn.Module, adapted: nn.Module, held: Support, images: Tensor, fold: int
 ) -> ImageAnswers | PixelAnswers:
     """Ask both networks about the images of one fold, whose positions are `images`."""
-    where = images, torch.full((len(images),), fold)
-    if held.kind is PIXELS:
-        return PixelAnswers(*where, *_shares(source, adapted, held))
-    before, after = (predictions(model, held).double().cpu() for model in (source, adapted))
-    return ImageAnswers(*where, held.targets.cpu(), before, after)
+    return ANSWERS[held.kind](images, torch.full((len(images),), fold), *_COLUMNS[held.kind](source, adapted, held))
+
+
+def _logits(source: nn.Module, adapted: nn.Module, held: Support) -> tuple[Tensor, ...]:
+    return held.targets.cpu(), *(predictions(model, held).double().cpu() for model in (source, adapted))
 
 
 @torch.no_grad()
@@ -149,6 +149,10 @@ def _shares(source: nn.Module, adapted: nn.Module, held: Support) -> tuple[Tenso
         measures: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (held.kind.right, held.kind.losses)
         rows.append(torch.cat([measure(answer, labels).double().cpu() for measure in measures for answer in logits]))
     return torch.stack(rows).unbind(1)
+
+
+ANSWERS: dict[Labels, Callable[..., ImageAnswers | PixelAnswers]] = {IMAGES: ImageAnswers, PIXELS: PixelAnswers}
+_COLUMNS = {IMAGES: _logits, PIXELS: _shares}
 
 
 def temperature(logits: Tensor, labels: Tensor) -> float:

@@ -50,6 +50,7 @@ from fewshift.core.network import Network, channels_last, like, refuse_without_s
 from fewshift.core.support import Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_unlabelled
+from fewshift.models.cards import known_card
 
 MOST = 256  # images that are looked at: beyond them the tolerance, not the sampling error, decides
 AT_ONCE = 32  # images that pass together, memory allowing
@@ -113,18 +114,20 @@ def shift(
     head: str | None = None,
     progress: progress_.Listener | None = None,
 ) -> Shift:
-    """Compare images with what `model` was trained on, layer by layer and without labels; from one image up.
+    """Compare images with those `model` was trained on, layer by layer and without labels; one image is enough.
 
-    `images` are a tensor, a dataset or a folder (then `preprocess` says how an image becomes a tensor); of more than
-    256 that many are looked at, evenly spread. `source`, in the same forms, are images known to be of the source,
-    validation images for example. They are not needed, but make few images say more, and are the cure where training
-    augmented strongly: without them plain images of the source are then an alarm too.
+    `images` are a folder, a tensor or a dataset. `preprocess` says how a picture becomes a tensor; a network from
+    `fewshift.load` or timm knows. Of more than 256 images that many are looked at, evenly spread. `source`, in the same
+    forms, are images known to be like those of training, such as validation images. They are optional, but make few
+    images say more. They are needed where training augmented strongly: without them, plain source images raise an
+    alarm too.
 
     An alarm says that the images are unlike a random sample of the source. It does not say that the network is wrong
     on them, nor what differs: images of a single class, or frames of a single film, are unlike a sample of all. A
-    network trained on several domains remembers their mixture, and images of one of them alone are a shift from it.
+    network trained on several domains remembers their mixture, and images of one domain alone are a shift from it.
     """
-    pictures, known = as_unlabelled(images, preprocess, None), as_unlabelled(source, preprocess, None)
+    steps = known_card(model).preprocess if preprocess is None else preprocess
+    pictures, known = as_unlabelled(images, steps, None), as_unlabelled(source, steps, None)
     if pictures is None:
         raise FewshiftError("there are no images: give a tensor, a dataset or a folder")
     with progress_.told_to(progress):

@@ -16,7 +16,8 @@ from fewshift.lab.bench.groups import Group, best_group, grouped, identity, mix_
 from fewshift.lab.bench.scenes import extremes
 from fewshift.report import figures
 from fewshift.report import prose as words
-from fewshift.report.pages import Classes, Picture, SceneFigure
+from fewshift.report.pages import Classes, SceneFigure
+from fewshift.report.pictures import Picture
 from fewshift.report.scenes import side_by_side
 
 LISTED_CLASSES = 40  # nobody reads a longer table
@@ -45,7 +46,7 @@ def classes_of(grid: Grid, outcomes: Group, key: str) -> list[Classes]:
         tallies = {name: _tally(group) for name, group in here.items() if group}
         if tallies:
             result = next(group[0].result for group in here.values() if group)
-            labels = PIXELS if PIXELS.metric in result else IMAGES
+            labels = next(kind for kind in (PIXELS, IMAGES) if kind.metric in result)
             targets.append(_of_classes(column, tallies, result["classes"], f"{key}classes{number}", labels))
     if any(target.rows for target in targets) or not targets:
         return targets
@@ -95,7 +96,7 @@ def _of_classes(
 def _matrix(method: str, tally: Tensor, target: str, names: Sequence[str], key: str, labels: Labels) -> Picture:
     total = int(tally.sum())
     right = 100 * float(tally.diagonal().sum()) / total
-    facts = f"{right:.1f}% of {words.counted(total, 'pixel' if labels is PIXELS else 'answer')} right"
+    facts = f"{right:.1f}% of {words.counted(total, labels.unit)} right"
     svg = figures.confusion(
         (tally / tally.sum(1, keepdim=True)).tolist(),
         names,

@@ -12,7 +12,7 @@ from fewshift.lab.bench.groups import Group, brief, grouped, identity, mix_of, n
 from fewshift.lab.bench.results import Outcome, what
 from fewshift.report import figures, run_figures
 from fewshift.report import prose as words
-from fewshift.report.pages import Picture
+from fewshift.report.pictures import Picture
 from fewshift.report.run_figures import Curve
 
 

@@ -10,7 +10,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fewshift.core.labels import PIXELS
 from fewshift.core.method import Needs
 from fewshift.core.metrics import METRICS, metrics_of
 from fewshift.errors import FewshiftError
@@ -293,7 +292,7 @@ def _check(path: Path, grid: Grid) -> None:
                 f"{path} has metric = {grid.metric!r}, which {column.dataset} has no labels for: "
                 f"choose one of {', '.join(fitting)}"
             )
-        if dataset is not None and dataset.labels is PIXELS:
+        if dataset is not None and not dataset.labels.stratified:
             _check_dense(path, grid, dataset.name)
     most = max((shots for row in grid.rows for shots in row.shots), default=0)
     if most > grid.largest_support:

@@ -15,7 +15,7 @@ from fewshift.lab.bench.groups import Group, best_group, brief, grouped, identit
 from fewshift.lab.bench.results import Outcome, what
 from fewshift.report import figures, run_figures
 from fewshift.report import prose as words
-from fewshift.report.pages import Picture
+from fewshift.report.pictures import Picture
 from fewshift.report.run_figures import BlendPanel
 
 FEW_TARGETS = 4  # more lines over a hundred layers cannot be told apart

@@ -14,12 +14,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.labels import PIXELS
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.lab.bench.cell import OWN_SOURCE, Cell
 from fewshift.lab.bench.scenes import SceneSplit
-from fewshift.lab.datasets import digits
+from fewshift.lab.datasets import digits, scene_layouts
 from fewshift.lab.datasets.catalog import find_collection
 from fewshift.lab.datasets.copies import listed, load_domain, load_scenes, load_validation
 from fewshift.lab.datasets.domain import Domain, joined
@@ -127,7 +126,7 @@ def open_materials(data_root: str | None, weights: str | None) -> Materials:
 
     def scenes(cell: Cell) -> SceneSplit | None:
         known = find_collection(cell.dataset)
-        if known.labels is not PIXELS:
+        if known.layout not in scene_layouts.PLACES:
             return None
         steps = known_card(loaded(cell.source)).preprocess
         test, origin = load_scenes(known, cell.target, data_root, steps), known.support_domain(cell.target)

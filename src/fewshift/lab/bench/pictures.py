@@ -14,7 +14,7 @@ from fewshift.lab.bench.record import Record
 from fewshift.lab.bench.results import Outcome
 from fewshift.report import prose as words
 from fewshift.report import run_figures as figures
-from fewshift.report.pages import Picture
+from fewshift.report.pictures import Picture
 
 
 def pictures_of(grid: Grid, outcomes: Group, key: str) -> list[Picture]:

@@ -13,7 +13,7 @@ from fewshift.lab.bench.groups import grouped
 from fewshift.lab.bench.results import Outcome
 from fewshift.report import prose as words
 from fewshift.report import run_figures as figures
-from fewshift.report.pages import Picture
+from fewshift.report.pictures import Picture
 from fewshift.report.run_figures import Estimate
 from fewshift.report.tables import Listing
 from fewshift.trust.gain import LEVEL
