@@ -1,7 +1,7 @@
 """Adapting a street-scene network against training its BatchNorm parameters: memory and time, as ratios.
 
-DeepLabV3+ with a ResNet-50, five images of 512x512 pixels, 19 classes. For memory each side runs in a process of its
-own, which reports the most it ever held; for time they take turns in one. Random weights cost what others do.
+DeepLabV3+ with a ResNet-50, five images of 512x512 pixels, 19 classes. For memory, each side runs in a process of
+its own and reports its peak; for time, they take turns in one process. Random weights cost as much as trained ones.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def main() -> None:
         return
     peaks = {side: alone(side) for side in SIDES}
     show("peak memory of LCCS / of training BatchNorm at batch 1", peaks["lccs"] / peaks["training"], "<= 1.15")
-    found = fastest(ROUNDS, lccs=epoch_of_lccs(network(), scenes()), training=epoch_of_training(network(), scenes()))
-    show("an epoch of LCCS / of training BatchNorm at batch 1", found["lccs"] / found["training"], "<= 1.10")
+    seconds = fastest(ROUNDS, lccs=epoch_of_lccs(network(), scenes()), training=epoch_of_training(network(), scenes()))
+    show("an epoch of LCCS / of training BatchNorm at batch 1", seconds["lccs"] / seconds["training"], "<= 1.10")
 
 
 def alone(side: str) -> int:
-    """The largest memory that one side ever holds, in a fresh process."""
+    """The peak memory of one side in a fresh process."""
     done = subprocess.run([sys.executable, __file__, side], check=True, capture_output=True, text=True)
     return int(done.stdout)
 
@@ -71,10 +71,10 @@ def epoch_of_lccs(model: nn.Module, support: Support) -> Callable[[], object]:
 
 
 def epoch_of_training(model: nn.Module, support: Support) -> Callable[[], object]:
-    """A plain loop over BatchNorm's weight and bias, in the memory layout that is fastest for it."""
+    """A plain loop over BatchNorm's weight and bias, in its fastest memory layout."""
     model = model.to(memory_format=torch.channels_last).requires_grad_(False)
-    layers = [it for it in model.modules() if isinstance(it, nn.BatchNorm2d)]
-    tensors = [tensor.requires_grad_(True) for it in layers for tensor in (it.weight, it.bias)]
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    tensors = [tensor.requires_grad_(True) for layer in layers for tensor in (layer.weight, layer.bias)]
     optimizer = torch.optim.Adam(tensors, lr=1e-3)
     images, labels = support.pictures.contiguous(memory_format=torch.channels_last), support.targets
 

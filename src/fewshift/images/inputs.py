@@ -132,9 +132,9 @@ def _from_dataset(source: Any, preprocess: Steps, classes: tuple[str, ...] | Non
         source = _pairs(*source)
     try:
         pairs = [source[index] for index in range(len(source))]
-        dense = any(_is_map(pair[1]) for pair in pairs)
+        pixels = any(_is_map(pair[1]) for pair in pairs)
         read = [
-            _scene(pair[0], pair[1], preprocess, index) if dense else (_image(pair[0], preprocess), pair[1])
+            _scene(pair[0], pair[1], preprocess, index) if pixels else (_image(pair[0], preprocess), pair[1])
             for index, pair in enumerate(pairs)
         ]
     except (TypeError, KeyError, IndexError) as error:
@@ -144,7 +144,7 @@ def _from_dataset(source: Any, preprocess: Steps, classes: tuple[str, ...] | Non
         ) from error
     own = getattr(source, "classes", None)
     known = classes or (tuple(own) if isinstance(own, (list, tuple)) else None)
-    if dense:
+    if pixels:
         return Support(tuple(image for image, _ in read), tuple(label for _, label in read), known)
     shapes = {tuple(image.shape) for image, _ in read}
     if len(shapes) > 1:
