@@ -171,7 +171,7 @@ STRANGE = {
     "a lock": (Uncopyable, "cannot be copied"),
     "an assertion": (lambda: Failing(AssertionError("no")), r"cannot run on images of shape .*\(no\)"),
     "a key": (lambda: Failing(KeyError("x")), "cannot run on images"),
-    "a scalar": (Flat, "answers 2 images with a tensor of shape"),
+    "a scalar": (Flat, "2 images has shape"),
     "a word": (lambda: "resnet18", r"expected an nn\.Module"),
 }
 
