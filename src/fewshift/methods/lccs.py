@@ -10,15 +10,15 @@ per layer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fewshift.core.heads import nearest_centroid_head, train_head
-from fewshift.core.loop import Course, fit
+from fewshift.core.loop import fit
 from fewshift.core.losses import Loss, mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import Normal, merged, normalised, source_layers
@@ -29,6 +29,7 @@ from fewshift.core.spans import Convex, Linear, Span, spanning_vectors
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.methods._blend import Start, best_by_layer, best_common, by_average, exactly
+from fewshift.methods._stages import Classifier, Learned, Stages
 from fewshift.methods._variants import VARIANTS, Variant
 
 MOST_CANDIDATES = 1001
@@ -123,7 +124,7 @@ class LCCS(Method):
         labels_searched = self.objective == "cross-entropy" and support.kind.centroids
         return Fitted(
             stages.network.with_tensors(merged(stages.network, learned.normals) | head.tensors),
-            layers=_layer_notes(stages.spans, learned),
+            layers=stages.layer_notes(),
             notes={
                 "v": start.v,
                 "grid": start.curve,
@@ -298,56 +299,8 @@ class LCCS(Method):
         return "ncc" if enough and network.head is not None and support.kind.centroids else "source"
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What the gradient stage found."""
-
-    normals: dict[str, Normal]
-    coefficients: dict[str, dict[str, list[float]]]
-    course: Course
-    steps: int
-    parameters: int
-
-
-@dataclass(frozen=True)
-class Stages:
-    """What the first three stages found, and with what they worked."""
-
-    network: Network  # to merge into
-    working: Network  # to adapt with: in the layout and type that adaptation computes in
-    support: Support  # likewise
-    loss: Loss
-    seed: int
-    start: Start
-    spans: dict[str, Span]
-    learned: Learned
-
-
-@dataclass(frozen=True)
-class Classifier:
-    """The head's tensors where they are not the source's, and the losses of its training."""
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
-
-
 def _lifted(network: Network, floor: float) -> dict[str, Tensor]:
     """The weights of affine layers with |gamma| below the floor moved up to it."""
     state = network.model.state_dict()
     names = [f"{layer.name}.weight" for layer in network.layers if layer.affine]
     return {name: torch.where(state[name].abs() < floor, floor, state[name]) for name in names}
-
-
-def _layer_notes(spans: Mapping[str, Span], learned: Learned) -> dict[str, dict[str, Any]]:
-    """Per layer: coefficients, effective n, the smallest sigma, and how far the support is from the source."""
-    notes = {}
-    for name, span in spans.items():
-        mean, std = span.mean.T, span.std.T
-        notes[name] = {
-            **learned.coefficients[name],
-            "n": [len(mean) - 1, len(std) - 1],
-            "min_sigma": float(learned.normals[name].std.min()),
-            "mean_shift": float(((mean[1] - mean[0]) / std[0]).square().mean().sqrt()),
-            "std_ratio": float((std[1] / std[0]).log().mean().exp()),
-        }
-    return notes
