@@ -25,7 +25,13 @@ from fewshift.lab.training.trainer import train
 from fewshift.methods.catalog import METHODS
 from fewshift.models.layers.placement import normalise_at
 from tests.helpers.networks import make_support, same_state, state, unsettle
-from tests.lab.training.test_training import RECIPE, StoppedError, make_checkpoint, make_sources, stop_in_epoch
+from tests.helpers.training import (
+    RECIPE,
+    StoppedError,
+    make_checkpoint,
+    make_sources,
+    stop_in_epoch,
+)
 
 CASES = {
     "ibn a": ("ibn", {"variant": "a"}),
