@@ -16,9 +16,10 @@ from fewshift.lab.datasets import digits
 from fewshift.lab.training import ERM
 from fewshift.lab.training.augment import augmentation
 from fewshift.lab.training.gather import ROOM, Sources
+from fewshift.lab.training.order import Batches, order
 from fewshift.lab.training.recipes import Recipe, find_recipe
 from fewshift.lab.training.samples import Joined, Pool
-from fewshift.lab.training.trainer import Batches, order, train
+from fewshift.lab.training.trainer import train
 
 
 class Noise:
@@ -51,7 +52,9 @@ def plain_epoch(model: nn.Module, sources: Sources, recipe: Recipe, layout: torc
             ours.parameters(), lr=recipe.lr, momentum=0.9, nesterov=recipe.nesterov, weight_decay=recipe.weight_decay
         )
         side = sources.preprocess.crop
-        batches = Batches(sources, order(sources, recipe, 0, 0), augmentation(recipe.augment, (side, side)))
+        batches = Batches(
+            sources, order(sources, recipe, 0, 0), augmentation(recipe.augment, (side, side), sources.labels)
+        )
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=len(batches))
         for batch in batches:
             optimizer.zero_grad()

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from fewshift.core.labels import PIXELS
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import COLLECTIONS
-from fewshift.lab.training import ALGORITHMS
+from fewshift.lab.training import ALGORITHMS, train_source
 from fewshift.lab.training.checkpoint import Checkpoint
 from fewshift.lab.training.recipes import find_recipe
 from fewshift.models import libraries as models
@@ -126,6 +126,22 @@ def test_a_finished_network_is_written_over_only_when_asked(run, tmp_path):
     again = run(*words, "--overwrite")
     assert again.code == 0, again.stderr
     assert file.read_bytes() != first
+
+
+def test_python_trains_what_the_command_trains(run, tmp_path):
+    words = ["train", "digits", "--source", "uci", *SMALL, "--epochs", 1, "--set", "augment=none"]
+    assert run(*words, "--out", "command.safetensors").code == 0
+    model = train_source(
+        "digits",
+        sources=["uci"],
+        arch=SMALL[1],
+        recipe="quick",
+        settings={"epochs": 1, "augment": "none"},
+        out="python.safetensors",
+    )
+    assert same_state(model.state_dict(), load_file(tmp_path / "command.safetensors"))
+    assert known_card(model).classes == tuple("0123456789")
+    assert not model.training
 
 
 def test_weights_that_no_card_tells_of_are_not_written_over(run, tmp_path):

@@ -173,10 +173,10 @@ def swapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("change", "fact"),
     [
-        (reshaped, "is bn1.running_var (3,), and it should be bn1.running_var (32,)"),
-        (swapped, "is bn1.bias (32,), and it should be bn1.weight (32,)"),
-        (lambda state: dict(list(state.items())[:-1]), "is nothing, and it should be fc.bias (1000,)"),
-        (lambda state: {**state, "more.bias": torch.ones(2)}, "is more.bias (2,), and it should be nothing"),
+        (reshaped, "is bn1.running_var (3,), not bn1.running_var (32,)"),
+        (swapped, "is bn1.bias (32,), not bn1.weight (32,)"),
+        (lambda state: dict(list(state.items())[:-1]), "is nothing, not fc.bias (1000,)"),
+        (lambda state: {**state, "more.bias": torch.ones(2)}, "is more.bias (2,), not nothing"),
     ],
 )
 def test_the_first_tensor_that_does_not_fit_is_named(

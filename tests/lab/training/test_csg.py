@@ -25,8 +25,19 @@ from fewshift.lab.training.samples import Pool
 from fewshift.lab.training.schedules import SCHEDULES, Moment
 from fewshift.lab.training.trainer import Trained, train
 from tests.helpers.networks import make_tiny, same_state, state
-from tests.lab.training.test_mixstyle import Staged, adapts, digit_sources, make_batch, make_staged, make_task
-from tests.lab.training.test_training import RECIPE, StoppedError, make_checkpoint, make_sources, stop_in_epoch
+from tests.helpers.training import (
+    RECIPE,
+    Staged,
+    StoppedError,
+    adapts,
+    digit_sources,
+    make_batch,
+    make_checkpoint,
+    make_sources,
+    make_staged,
+    make_task,
+    stop_in_epoch,
+)
 
 SMALL = CSG(queue=20, dimensions=5, hidden=7)
 OWN_HEAD = replace(SMALL, hidden=0)
@@ -447,7 +458,7 @@ def test_it_learns_from_images_with_one_label_alone():
 def test_lccs_adapts_a_network_that_was_trained_so_from_the_statistics_it_began_with():
     source = digits.source_network("mnist")
     recipe = replace(PAPER["visda"], epochs=2, lr=1e-3, augment="shift", schedule="poly")
-    done = train(source, digit_sources("uci"), recipe, CSG(queue=128))
+    done = train(source, digit_sources("uci", each=256), recipe, CSG(queue=128))
     assert done.epochs[1].loss < done.epochs[0].loss
     kept = {name: it for name, it in source.state_dict().items() if name.endswith(STATISTICS)}
     assert same_state({name: done.model.state_dict()[name] for name in kept}, kept)

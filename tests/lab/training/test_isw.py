@@ -26,8 +26,7 @@ from fewshift.lab.training.recipes import Recipe
 from fewshift.lab.training.trainer import train
 from fewshift.models.layers.placement import normalise_at
 from tests.helpers.networks import same_state, state
-from tests.lab.training.test_ibn import Small, make_small
-from tests.lab.training.test_training import (
+from tests.helpers.training import (
     RECIPE,
     StoppedError,
     make_checkpoint,
@@ -35,6 +34,7 @@ from tests.lab.training.test_training import (
     make_sources,
     stop_in_epoch,
 )
+from tests.lab.training.test_ibn import Small, make_small
 
 EARLY = ISW(plain_epochs=1, trials=2, images=12)
 TASK = Task(("red", "green", "blue"), ("place0", "place1"), IMAGES, "fc", shape=(3, 8, 8))

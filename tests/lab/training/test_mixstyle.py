@@ -12,50 +12,28 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from fewshift import LCCS, FewshiftError, Support, Target
-from fewshift.core.labels import IMAGES
+from fewshift import FewshiftError
 from fewshift.core.randomness import private_randomness
 from fewshift.lab.datasets import digits
-from fewshift.lab.training import ERM, Batch, MixStyle, Task, mixstyle
-from fewshift.lab.training.gather import Sources
+from fewshift.lab.training import ERM, Batch, MixStyle, mixstyle
 from fewshift.lab.training.mixstyle import PARTNERS, anyone, mixed, of_another_domain
 from fewshift.lab.training.recipes import PAPER
-from fewshift.lab.training.samples import Joined, Pool
 from fewshift.lab.training.trainer import Trained, train
 from fewshift.models.layers.stages import find_stages
-from tests.helpers.networks import same_state, state, unsettle
-from tests.lab.training.test_training import RECIPE, Listed, StoppedError, make_checkpoint, make_sources, stop_in_epoch
-
-
-class Staged(nn.Module):
-    """Four stages, as a ResNet names them."""
-
-    def __init__(self, classes: int = 3, width: int = 6) -> None:
-        super().__init__()
-        for number in range(1, 5):
-            conv = nn.Conv2d(3 if number == 1 else width, width, 3, padding=1, stride=2 if number == 3 else 1)
-            self.add_module(f"layer{number}", nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU()))
-        self.fc = nn.Linear(width, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        for number in range(1, 5):
-            images = self.get_submodule(f"layer{number}")(images)
-        return self.fc(images.mean((2, 3)))
-
-
-def make_staged(**kwargs: int) -> nn.Module:
-    with private_randomness(0):
-        return unsettle(Staged(**kwargs))
-
-
-def make_task(domains: int = 2, shape: tuple[int, ...] = (3, 8, 8)) -> Task:
-    return Task(tuple("abc"), tuple(f"place{it}" for it in range(domains)), IMAGES, "fc", shape=shape)
-
-
-def make_batch(domains: list[int], seed: int = 0, views: int = 1) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    images = tuple(torch.randn(len(domains), 3, 8, 8, generator=generator) for _ in range(views))
-    return Batch(images, torch.arange(len(domains)) % 3, torch.tensor(domains))
+from tests.helpers.networks import same_state, state
+from tests.helpers.training import (
+    RECIPE,
+    Staged,
+    StoppedError,
+    adapts,
+    digit_sources,
+    make_batch,
+    make_checkpoint,
+    make_sources,
+    make_staged,
+    make_task,
+    stop_in_epoch,
+)
 
 
 def run(algorithm=None, recipe=RECIPE, sources=None, model=None, **options) -> Trained:
@@ -398,33 +376,6 @@ def test_a_network_without_stages_is_one_sentence():
 
 
 # --- and then LCCS
-
-
-def digit_sources(*places: str, each: int = 256) -> Sources:
-    """The first digits of each place, in the trainer's form."""
-    parts = [Listed(*(it[:each] for it in digits.split(place)[0])) for place in places]
-    joined = Joined(parts)
-    classes = tuple("0123456789")
-    return Sources(places, classes, digits.PREPROCESS, Pool(joined, 2**26), joined.domains, None)
-
-
-def other_digits(shots: int = 1) -> Support:
-    """White paper, black ink: so many of each digit of UCI that no training has seen."""
-    images, labels = digits.split("uci")[1]
-    chosen = torch.cat([(labels == it).nonzero().flatten()[:shots] for it in range(10)])
-    return Support(digits.normalise(1 - images[chosen]), labels[chosen])
-
-
-def adapts(model: nn.Module) -> nn.Module:
-    """LCCS runs, gives the same kind of network, and moves its answers."""
-    support = other_digits()
-    adapted = LCCS().adapt(model, Target(support=support))
-    assert adapted.state_dict().keys() == model.state_dict().keys()
-    with torch.no_grad():
-        answers = adapted(support.pictures)
-        assert torch.isfinite(answers).all()
-        assert not torch.allclose(answers, model(support.pictures))
-    return adapted
 
 
 def test_lccs_adapts_a_network_that_was_trained_so():

@@ -1,0 +1,150 @@
+"""What is known about a network, from the card beside its weights or from its library."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fewshift.images import Preprocess
+from fewshift.lab.training import ALGORITHMS, algorithm_of
+from fewshift.models import libraries as models
+from fewshift.models.cards import Card, known_card, with_card
+from fewshift.models.layers import CHANGES
+from tests.helpers.models import HALF, NAME, SEVEN, card, refused, same
+
+
+def test_with_a_card_the_path_says_it_all(weights: Path, network: nn.Module) -> None:
+    card(weights, arch=NAME, classes=list(SEVEN), target="sketch", epochs=2, **HALF.to_json())
+    loaded = models.load(None, weights)
+    assert same(loaded, network)
+    assert (known_card(loaded).arch, known_card(loaded).classes, known_card(loaded).preprocess) == (NAME, SEVEN, HALF)
+
+
+def test_what_the_card_leaves_out_is_the_librarys(weights: Path) -> None:
+    card(weights, arch=NAME, crop=96)
+    own = known_card(models.load(NAME, "random")).preprocess
+    assert own is not None
+    assert known_card(models.load(None, weights)).preprocess == Preprocess(
+        own.resize, 96, own.mean, own.std, own.interpolation
+    )
+
+
+def test_an_argument_is_stronger_than_the_card(weights: Path) -> None:
+    card(weights, arch="timm:resnet18", classes=list(SEVEN), crop=96)
+    loaded = models.load(NAME, weights, classes="gfedcba", preprocess=HALF)
+    assert (known_card(loaded).arch, known_card(loaded).classes, known_card(loaded).preprocess) == (
+        NAME,
+        tuple("gfedcba"),
+        HALF,
+    )
+
+
+def test_without_name_and_card_the_user_is_asked_for_a_name(weights: Path) -> None:
+    refused("no card beside its weights gives one: pass --model", None, weights)
+    refused("pass --model", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ('{"arch": 3}', "has arch 3"),
+        ('{"classes": "dog"}', "not a list of different names"),
+        ('{"classes": ["dog", "dog"]}', "not a list of different names"),
+        ('{"crop": "wide"}', "crop as whole numbers"),
+        ('{"std": [0, 0, 0]}', "positive deviations"),
+    ],
+)
+def test_a_broken_card_is_named(weights: Path, text: str, told: str) -> None:
+    weights.with_suffix(".json").write_text(text)
+    assert "w.json" in refused(told, NAME, weights)
+
+
+def test_a_card_does_not_choose_code_to_run(weights: Path, here: Path) -> None:
+    (here / "trap.py").write_text("import pathlib\npathlib.Path('sprung').touch()\n")
+    card(weights, arch="trap:make")
+    refused("arch 'trap:make', which is of none of timm, torchvision, smp", None, weights)
+    assert not (here / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "ibn", "variant": "a", "share": 0.25, "layers": "layer1"},
+        {"name": "isw", "layers": "bn1", "weight": 0.3, "trials": 2},
+        {"name": "iternorm", "group": 8, "layers": "bn1"},
+        {"name": "switchable-whitening", "group": 8, "decay": 0.5, "layers": "bn1"},
+        {"name": "csg", "hidden": 5, "queue": 9},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_the_layers_that_an_algorithm_changed_are_changed_again_before_weights_are_filled_in(
+    tmp_path: Path, network: nn.Module, algorithm: dict[str, object]
+) -> None:
+    settings = {key: value for key, value in algorithm.items() if key != "name"}
+    trained = algorithm_of(str(algorithm["name"]), settings).modify(copy.deepcopy(network)).eval()
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    if algorithm["name"] != "isw":  # whose layers have no tensors
+        refused("missing|unexpected", NAME, tmp_path / "w.safetensors")
+    card(tmp_path / "w.safetensors", arch=NAME, algorithm=algorithm)
+    for name in (None, NAME):
+        loaded = models.load(name, tmp_path / "w.safetensors")
+        assert same(loaded, trained)
+        assert known_card(loaded).algorithm == algorithm
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded(images), trained(images))
+
+
+def test_a_card_can_name_every_algorithm() -> None:
+    assert all(issubclass(ALGORITHMS[name], CHANGES[name]) for name in ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told"),
+    [
+        ({"name": "magic"}, r"w\.json: unknown algorithm 'magic': use one of erm"),
+        ({"name": "ibn", "variant": "c"}, r"w\.json: unknown variant 'c'"),
+    ],
+)
+def test_an_algorithm_that_is_not_known_here_is_told(weights: Path, algorithm: object, told: str) -> None:
+    card(weights, arch=NAME, algorithm=algorithm)
+    refused(told, None, weights)
+
+
+@pytest.mark.parametrize("algorithm", ["mixstyle", {"name": None}, {"lr": 3}, ["erm"], {"name": "erm"}, None])
+def test_other_words_on_the_algorithm_are_notes(weights: Path, network: nn.Module, algorithm: object) -> None:
+    card(weights, arch=NAME, algorithm=algorithm)
+    assert same(models.load(None, weights), network)
+
+
+# --- any network
+
+
+def test_a_network_carries_its_card_wherever_it_goes(weights: Path) -> None:
+    card(weights, arch=NAME, classes=list(SEVEN), **HALF.to_json())
+    loaded = copy.deepcopy(models.load(None, weights))
+    assert loaded.fewshift_card == known_card(loaded)
+    assert known_card(loaded).weights == str(weights)
+
+
+def test_a_timm_model_is_known_by_its_own_data_config() -> None:
+    assert known_card(timm.create_model("test_resnet")) == Card(
+        preprocess=known_card(models.load(NAME, "random")).preprocess
+    )
+
+
+def test_nothing_is_known_of_other_networks() -> None:
+    assert known_card(nn.Linear(2, 2)) == Card()
+    assert known_card(timm.create_model("test_resnet", in_chans=1)) == Card()  # timm's steps are for colours
+
+
+def test_a_card_that_was_given_is_stronger_than_timms() -> None:
+    own = Card(preprocess=HALF)
+    assert known_card(with_card(timm.create_model("test_resnet"), own)) == own
