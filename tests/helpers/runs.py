@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from markupsafe import escape
 
 from fewshift.lab.bench.cell import Cell, FeatureCell
 from fewshift.lab.bench.features import load_grid
@@ -50,8 +54,8 @@ label = "(a) shift"
 first = {domain = "north"}
 second = {domain = "south", statistics = "batch"}
 """
-GRIDS = {"plain": PLAIN, "batches": BATCHES, "alphas": ALPHAS, "objective": OBJECTIVE, "many": MANY,
-         "seconds": SECONDS, "chosen": CHOSEN}  # fmt: skip
+GRIDS = {"plain": PLAIN, "batches": BATCHES, "alphas": ALPHAS, "objective": OBJECTIVE,
+         "many": MANY + LCCS.format(shots=[1, 5, 10]), "seconds": SECONDS, "chosen": CHOSEN}  # fmt: skip
 
 ANIMALS = ("ant", "bee", "cat")
 PER_CLASS = 50  # images
@@ -123,3 +127,14 @@ def fill(
     with records.file.open("a", encoding="utf-8") as file:
         file.writelines(lines)
     return folder
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Within the block figures are not drawn: each is an empty SVG that says what it would show."""
+
+    def empty(paint: object, key: str, alt: str, **_: object) -> str:
+        return f'<svg role="img" aria-label="{escape(alt)}"></svg>'
+
+    with patch("fewshift.report.figures.drawn", empty), patch("fewshift.report.run_figures.drawn", empty):
+        yield

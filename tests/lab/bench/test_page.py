@@ -2,64 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import random
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fewshift import FewshiftError
-from fewshift.lab.bench.cell import Cell, FeatureCell
-from fewshift.lab.bench.features import load_grid
+from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.page import run_page
-from fewshift.lab.bench.record import Records
 from tests.helpers.pages import Page
-
-HEAD = 'title = "{title}"\ndataset = "toy"\nsource = "net"\ntargets = ["north", "south"]\nseeds = [0, 1, 2]\n'
-LCCS = '\n[[rows]]\nmethod = "lccs"\nlabel = "LCCS"\nshots = {shots}\n'
-SOURCE = '\n[[rows]]\nmethod = "source"\nlabel = "Source"\n'
-BN = '\n[[rows]]\nmethod = "testtime-bn"\nlabel = "BN"\nconditions = [{conditions}]\n'
-
-PLAIN = HEAD.format(title="Plain") + SOURCE + LCCS.format(shots=[1, 5])
-ONE_POINT = HEAD.format(title="One point") + SOURCE + LCCS.format(shots=[5])
-BATCHES = (
-    HEAD.format(title="Batches")
-    + SOURCE
-    + BN.format(conditions="{batch_size = 8}")
-    + BN.format(conditions="{batch_size = 128}")
-    + LCCS.format(shots=[5])
+from tests.helpers.runs import (
+    ALPHAS,
+    BN,
+    FEATURES,
+    GRIDS,
+    HEAD,
+    LCCS,
+    ONE_POINT,
+    PER_CLASS,
+    PLAIN,
+    SOURCE,
+    embedded,
+    fill,
+    invented,
+    score_of,
+    undrawn,
 )
-ALPHAS = HEAD.format(title="Alphas") + "".join(
-    row + condition
-    for condition in ("conditions = [{}]\n", "conditions = [{alpha = 10.0}]\n")
-    for row in (SOURCE, LCCS.format(shots=[5]))
-)
-SEARCH = '\n[[rows]]\nmethod = "lccs"\nlabel = "by {0}"\nshots = [1]\nsettings = {{epochs = 0, objective = "{0}"}}\n'
-FIXED = '\n[[rows]]\nmethod = "lccs"\nlabel = "v = {0}"\nshots = [1]\nsettings = {{epochs = 0, init = {0}}}\n'
-OBJECTIVE = HEAD.format(title="Objective") + "".join(
-    [*(FIXED.format(v) for v in (0.0, 0.5, 1.0)), SEARCH.format("cross-entropy"), SEARCH.format("entropy")]
-)
-MANY = HEAD.format(title="Many rows") + "".join(
-    f'\n[[rows]]\nmethod = "adabn"\nlabel = "row {it}"\nshots = [1, 5, 10]\nsettings = {{batch_size = {it + 1}}}\n'
-    for it in range(12)
-)
-SECONDS = HEAD.format(title="Seconds") + 'measure = "adapt_seconds"\n' + LCCS.format(shots=[1, 5])
-CHOSEN = HEAD.format(title="Blends") + 'measure = "v"\n' + LCCS.format(shots=[1, 5])
-FEATURES = """title = "Features"
-dataset = "toy"
-source = "net"
-[[comparisons]]
-label = "(a) shift"
-first = {domain = "north"}
-second = {domain = "south", statistics = "batch"}
-"""
-GRIDS = {"plain": PLAIN, "batches": BATCHES, "alphas": ALPHAS, "objective": OBJECTIVE, "many": MANY,
-         "seconds": SECONDS, "chosen": CHOSEN}  # fmt: skip
 
 KINDS = {  # how the caption of a kind of figure begins, or what only it says
     "batch": "against test batch size",
@@ -73,80 +46,13 @@ KINDS = {  # how the caption of a kind of figure begins, or what only it says
     "confusion": "for each true class (row)",
     "features": "standardisation by layer",
 }
-ANIMALS = ("ant", "bee", "cat")
-PER_CLASS = 50  # images
-Score = Callable[[Cell], int]
 
 
-def score_of(cell: Cell) -> int:
-    """Images answered right of each class, a different number for every cell."""
-    base = 20 if cell.method == "source" else 25 + (cell.shots or 0)
-    tail = round(cell.condition.alpha or 1) // 5
-    return base + cell.seed * 2 + (cell.target == "south") * 3 + cell.condition.batch_size // 32 - tail
-
-
-def invented(cell: Cell, score: Score = score_of, classes: Sequence[str] = ANIMALS) -> dict[str, Any]:
-    """A result as a run would write it, with `score` images of each class right and the others taken for the next."""
-    right, size = score(cell), len(classes)
-    dice = random.Random(cell.fit_key)
-    tally = [[0] * size for _ in classes]
-    for row in range(size):
-        tally[row][row] = right
-        tally[row][(row + 1) % size] += PER_CLASS - right
-    settings, notes, layers = cell.build().settings(), {}, {}
-    if cell.method == "lccs":
-        curve = [{"v": v / 4, "loss": 1 + abs(v / 4 - 0.5) + dice.random() / 10} for v in range(5)]
-        notes = {"v": min(curve, key=lambda it: it["loss"])["v"], "grid": curve}
-        if settings["init"] != "grid":
-            notes = {"v": settings["init"], "grid": []}
-        weights = [{"eta": [dice.random(), dice.random()], "rho": [dice.random(), dice.random()]} for _ in range(4)]
-        layers = {f"bn{number}": it for number, it in enumerate(weights)}
-    return {
-        "accuracy": right / PER_CLASS,
-        "macro_recall": right / PER_CLASS,
-        "macro_f1": right / PER_CLASS,
-        "tally": tally,
-        "classes": list(classes),
-        "notes": notes,
-        "layers": layers,
-        "seconds": {"adapt": (cell.shots or 0) + 0.5 + cell.seed, "predict": 0.15 * size},
-        "versions": {"fewshift": "0.1.0", "torch": "2.6.0"},
-    }
-
-
-def embedded(cell: FeatureCell) -> dict[str, Any]:
-    """Points on a line for one sample and on another for the second."""
-    points = [[[float(it), 0.0] for it in range(6)], [[float(it), 4.0] for it in range(6)]]
-    names = [cell.first.label, cell.second.label]
-    found = {"layer": "bn9", "classes": list(ANIMALS), "labels": [[0, 0, 1, 1, 2, 2]] * 2, "samples": names}
-    return found | {"before": points, "after": points, "gap_before": 0.25, "gap_after": 1.5, "notes": {}}
-
-
-def fill(
-    folder: Path,
-    name: str,
-    text: str,
-    result: Callable[[Cell], dict[str, Any]] = invented,
-    keep: Callable[[Cell], bool] = lambda _: True,
-) -> Path:
-    """A folder as if the grid had been run into it."""
-    records = Records(folder)
-    (folder / "grids").mkdir(exist_ok=True)
-    grid = folder / "grids" / f"{name}.toml"
-    grid.write_text(text, encoding="utf-8")
-    lines = []
-    for number, cell in enumerate(filter(keep, load_grid(grid).cells())):
-        record = {"key": cell.key, "cell": cell.to_json(), "began": 1.8e9 + 60 * number, "seconds": 30.0}
-        found = result(cell)
-        record |= {"error": found["error"]} if "error" in found else {"result": found}
-        lines.append(json.dumps(record) + "\n")
-    with records.file.open("a", encoding="utf-8") as file:
-        file.writelines(lines)
-    return folder
-
-
-def page_of(folder: Path, text: str, **how: Any) -> Page:
-    return Page(run_page(fill(folder, "grid", text, **how)))
+def page_of(folder: Path, text: str, drawn: bool = False, **how: Any) -> Page:
+    """The page of one grid; without `drawn` its figures are empty and say what they show."""
+    fill(folder, "grid", text, **how)
+    with nullcontext() if drawn else undrawn():
+        return Page(run_page(folder))
 
 
 def kinds(page: Page) -> set[str]:
@@ -174,18 +80,34 @@ def percents(shots: int | None = None, method: str = "lccs", batch: int = 128, a
     ]
 
 
+def by_blend(cell: Cell) -> dict[str, Any]:
+    """Best at v = 0.5; a loss of the first seed is not a number, which figures leave out."""
+    right = {0.0: 20, 0.5: 30, 1.0: 10}.get(cell.settings.get("init"), 25) + cell.seed
+    result = invented(cell, lambda _: right)
+    for point in result["notes"]["grid"][: 1 - cell.seed]:
+        point["loss"] = float("nan")
+    return result
+
+
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of all these grids."""
     folder = tmp_path_factory.mktemp("runs") / "all"
     for name, text in GRIDS.items():
-        fill(folder, name, text)
+        fill(folder, name, text, by_blend if name == "objective" else invented)
     return run_page(folder)
 
 
 @pytest.fixture(scope="module")
 def whole(everything: Path) -> Page:
     return Page(everything)
+
+
+@pytest.fixture(scope="module")
+def sections(whole: Page) -> dict[str, Page]:
+    """The part of each grid, by the name of its file."""
+    parts = re.findall(r"<section.*?</section>", whole.source, flags=re.DOTALL)
+    return dict(zip(sorted(GRIDS), map(Page, parts), strict=True))
 
 
 def test_the_page_needs_nothing_but_itself(whole: Page) -> None:
@@ -226,7 +148,7 @@ def test_several_grids_have_a_list_of_contents(whole: Page, tmp_path: Path) -> N
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
-    pages = [run_page(fill(tmp_path / where / "run", "plain", PLAIN)).read_bytes() for where in ("here", "there")]
+    pages = [run_page(fill(tmp_path / where / "run", "one", ONE_POINT)).read_bytes() for where in ("here", "there")]
     assert pages[0] == pages[1]
 
 
@@ -237,25 +159,31 @@ def test_the_page_tells_when_with_what_and_how_to_go_on(tmp_path: Path) -> None:
     assert "fewshift bench 'my run'/grids/*.toml --out 'my run'" in page.words
 
 
+LEARNED = {"v", "layers", "adapt", "answer", "confusion"}
+
+
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("name", "expected"),
     [
-        (PLAIN, {"k", "v", "layers", "adapt", "answer", "confusion"}),
-        (ONE_POINT, {"v", "layers", "adapt", "answer", "confusion"}),
-        (BATCHES, {"batch", "v", "layers", "adapt", "answer", "confusion"}),
-        (ALPHAS, {"alpha", "v", "layers", "adapt", "answer", "confusion"}),
-        (OBJECTIVE, {"objective", "v", "layers", "adapt", "answer", "confusion"}),
-        (MANY, {"k", "adapt", "answer", "confusion"}),
-        (SECONDS, {"k", "v", "layers", "adapt", "answer", "confusion"}),
-        (CHOSEN, {"k", "v", "layers", "adapt", "answer", "confusion"}),
-        (HEAD.format(title="x") + SOURCE, {"adapt", "answer", "confusion"}),
+        ("plain", {"k", *LEARNED}),
+        ("batches", {"batch", *LEARNED}),
+        ("alphas", {"alpha", *LEARNED}),
+        ("objective", {"objective", *LEARNED}),
+        ("many", {"k", *LEARNED}),
+        ("seconds", {"k", *LEARNED}),
+        ("chosen", {"k", *LEARNED}),
     ],
-    ids=["plain", "one-point", "batches", "alphas", "objective", "many", "seconds", "chosen", "source-alone"],
 )
 def test_each_kind_of_figure_appears_exactly_when_its_data_is_there(
-    tmp_path: Path, text: str, expected: set[str]
+    sections: dict[str, Page], name: str, expected: set[str]
 ) -> None:
-    assert kinds(page_of(tmp_path / "run", text)) == expected
+    assert kinds(sections[name]) == expected
+
+
+def test_rows_with_one_point_or_no_labels_have_fewer_figures(tmp_path: Path) -> None:
+    assert kinds(page_of(tmp_path / "one", ONE_POINT)) == LEARNED
+    source = page_of(tmp_path / "source", HEAD.format(title="x") + SOURCE)
+    assert kinds(source) == {"adapt", "answer", "confusion"}
 
 
 def test_a_grid_without_records_has_a_table_and_no_figures(tmp_path: Path) -> None:
@@ -280,9 +208,8 @@ def test_a_cell_with_fewer_seeds_says_so(tmp_path: Path) -> None:
     assert "15 of 18 cells done, 0 failed, 3 missing" in page.words
 
 
-def test_seconds_and_blends_are_not_ranked(whole: Page) -> None:
-    tables = re.findall(r"<section.*?</section>", whole.source, flags=re.DOTALL)
-    [seconds] = [it for it in tables if "<h2>Seconds</h2>" in it]
+def test_seconds_and_blends_are_not_ranked(sections: dict[str, Page]) -> None:
+    seconds = sections["seconds"].source
     assert not re.search(r"<strong>|<em>", seconds)
     assert "6.50 &plusmn; 0.82" in seconds  # 5.5, 6.5, 7.5
 
@@ -301,8 +228,8 @@ def test_a_seed_counts_in_an_average_only_with_all_its_targets(tmp_path: Path) -
     assert f"LCCS: {over(percents(1)[:2])} at 1, {over(percents(5)[:2])} at 5" in alt(page, "Accuracy in % against k")
 
 
-def test_accuracy_against_k_has_the_rows_without_labels_as_levels(tmp_path: Path) -> None:
-    said = alt(page_of(tmp_path / "run", PLAIN), "Accuracy in % against k")
+def test_accuracy_against_k_has_the_rows_without_labels_as_levels(sections: dict[str, Page]) -> None:
+    said = alt(sections["plain"], "Accuracy in % against k")
     assert f"Source: {over(percents(method='source'))} throughout" in said
     assert f"LCCS: {over(percents(1))} at 1, {over(percents(5))} at 5" in said
 
@@ -314,15 +241,15 @@ def test_a_method_with_and_without_labels_is_a_line_and_a_level(tmp_path: Path) 
     assert f"AdaBN: {over(percents(0))} throughout; AdaBN: {over(percents(1))} at 1" in said
 
 
-def test_accuracy_against_batch_size_joins_the_rows_of_one_method(tmp_path: Path) -> None:
-    said = alt(page_of(tmp_path / "run", BATCHES), "Accuracy in % against test batch size")
+def test_accuracy_against_batch_size_joins_the_rows_of_one_method(sections: dict[str, Page]) -> None:
+    said = alt(sections["batches"], "Accuracy in % against test batch size")
     small, large = percents(0, batch=8), percents(0, batch=128)
     assert f"BN: {over(small)} at 8, {over(large)} at 128" in said
     assert f"LCCS, k = 5: {over(percents(5))} throughout" in said
 
 
-def test_accuracy_against_alpha_begins_with_the_classes_as_found(tmp_path: Path) -> None:
-    said = alt(page_of(tmp_path / "run", ALPHAS), "Accuracy in % against alpha")
+def test_accuracy_against_alpha_begins_with_the_classes_as_found(sections: dict[str, Page]) -> None:
+    said = alt(sections["alphas"], "Accuracy in % against alpha")
     assert f"LCCS, k = 5: {over(percents(5))} at 1, {over(percents(5, alpha=10))} at 10" in said
 
 
@@ -334,46 +261,40 @@ def test_methods_that_depend_on_the_batch_have_one_picture_over_alpha_for_each_s
     assert "shuffled, batches of 64" in page.words
 
 
-def test_many_rows_are_split_into_readable_pictures_with_lccs_in_each(tmp_path: Path) -> None:
-    page = page_of(tmp_path / "run", MANY + LCCS.format(shots=[1, 5, 10]))
-    said = [str(it["aria-label"]) for it in page.all("svg") if "against k" in str(it["aria-label"])]
+def test_many_rows_are_split_into_readable_pictures_with_lccs_in_each(sections: dict[str, Page]) -> None:
+    said = [str(it["aria-label"]) for it in sections["many"].all("svg") if "against k" in str(it["aria-label"])]
     assert len(said) == 2
     assert all(it.count("LCCS: ") == 1 and it.count(" at 10") <= 8 for it in said)
     assert sum(it.count("row ") for it in said) == 12
 
 
-def test_the_chosen_blends_are_counted_once_for_each_draw_and_target(tmp_path: Path) -> None:
-    page = page_of(tmp_path / "run", ALPHAS)  # both conditions share a fit
-    said = alt(page, "How often each v was chosen")
+def test_the_chosen_blends_are_counted_once_for_each_draw_and_target(sections: dict[str, Page]) -> None:
+    said = alt(sections["alphas"], "How often each v was chosen")
     counts = [1 if it == "once" else int(it) for it in re.findall(r"v = [\d.]+ (once|\d+)", said)]
     assert sum(counts) == 2 * 3
     assert "k = 5: v = 0.5 6 times" in said
 
 
-def test_losses_over_v_stand_beside_the_test_score(tmp_path: Path) -> None:
-    page = page_of(tmp_path / "run", OBJECTIVE, result=lambda cell: invented(cell, by_blend))
-    said = alt(page, "Over the blend v")
+def test_losses_over_v_stand_beside_the_test_score(sections: dict[str, Page]) -> None:
+    said = alt(sections["objective"], "Over the blend v")
     mean = statistics.fmean(100 * (30 + seed) / PER_CLASS for seed in (0, 1, 2))
     assert f"On test images the best v is v = 0.5 ({mean:.4g})" in said
     assert re.search(r"Cross-entropy is least at v = 0.5 \(1\.\d+\); chosen: v = 0.5 6 times", said)
     assert "Entropy is least at v = 0.5" in said
 
 
-def by_blend(cell: Cell) -> int:
-    return {0.0: 20, 0.5: 30, 1.0: 10}.get(cell.settings.get("init"), 25) + cell.seed
-
-
-def test_weights_of_layers_are_means_over_the_seeds_at_the_largest_k(tmp_path: Path) -> None:
-    page = page_of(tmp_path / "run", PLAIN)
-    cells = Grid.load(tmp_path / "run" / "grids" / "grid.toml").cells()
+def test_weights_of_layers_are_means_over_the_seeds_at_the_largest_k(
+    sections: dict[str, Page], everything: Path
+) -> None:
+    cells = Grid.load(everything.parent / "grids" / "plain.toml").cells()
     north = [invented(it)["layers"] for it in cells if (it.method, it.target, it.shots) == ("lccs", "north", 5)]
     means = [statistics.fmean(layers[f"bn{it}"]["rho"][1] for layers in north) for it in range(4)]
-    said = alt(page, "Weight of the support's standard deviation")
+    said = alt(sections["plain"], "Weight of the support's standard deviation")
     assert f"north: {min(means):.3f} to {max(means):.3f}" in said
 
 
-def test_costs_are_seconds_of_adaptation_and_milliseconds_of_an_answer(tmp_path: Path) -> None:
-    page = page_of(tmp_path / "run", PLAIN)
+def test_costs_are_seconds_of_adaptation_and_milliseconds_of_an_answer(sections: dict[str, Page]) -> None:
+    page = sections["plain"]
     assert "LCCS, k = 5: 6.5" in alt(page, "Seconds of adaptation")  # 5.5, 6.5, 7.5
     assert "LCCS, k = 5: 3" in alt(page, "Milliseconds for an answer")  # 0.45 s for 150 images
 
@@ -388,8 +309,8 @@ def test_an_answer_costs_what_it_does_on_the_largest_stream_of_a_fit(tmp_path: P
     assert "LCCS, k = 5: 3." in alt(page_of(tmp_path / "run", ALPHAS, result=result), "Milliseconds for an answer")
 
 
-def test_matrices_compare_the_source_with_the_best_row_of_lccs(tmp_path: Path) -> None:
-    page = page_of(tmp_path / "run", PLAIN)
+def test_matrices_compare_the_source_with_the_best_row_of_lccs(sections: dict[str, Page]) -> None:
+    page = sections["plain"]
     rights = [25 + 5 + seed * 2 + 4 for seed in (0, 1, 2)]
     percent = 100 * sum(rights) / (3 * PER_CLASS)
     assert alt(page, "Confusion matrix of LCCS, k = 5 on north").endswith(f": {percent:.1f}% of 450 answers right.")
@@ -406,7 +327,7 @@ def test_matrices_of_many_classes_say_less(
     tmp_path: Path, count: int, numbers: bool, names: bool, listed: bool
 ) -> None:
     classes = [f"kind{it}" for it in range(count)]
-    page = page_of(tmp_path / "run", ONE_POINT, result=lambda cell: invented(cell, classes=classes))
+    page = page_of(tmp_path / "run", ONE_POINT, drawn=True, result=lambda cell: invented(cell, classes=classes))
     [svg] = re.findall(r'<svg[^>]*aria-label="Confusion matrix of Source on north.*?</svg>', page.source, re.DOTALL)
     assert (">52</text>" in svg) == numbers  # 20 + 2 + 4 of 50
     assert ("kind7<" in svg) == names
@@ -450,22 +371,12 @@ def test_records_of_an_older_version_are_shown_as_far_as_they_go(tmp_path: Path)
     assert kinds(page_of(tmp_path / "run", PLAIN, result=older)) == {"k", "v", "adapt", "answer"}
 
 
-def test_losses_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    def result(cell: Cell) -> dict[str, Any]:
-        found = invented(cell)
-        for point in found["notes"]["grid"][:1]:
-            point["loss"] = float("nan")
-        return found
-
-    assert "objective" in kinds(page_of(tmp_path / "run", OBJECTIVE, result=result))
-
-
 def test_names_are_text_whatever_they_contain(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     text = ONE_POINT.replace("One point", evil).replace('"LCCS"', f'"_{evil} $x$"').replace('"Source"', '"源 <b>bold"')
     text = text.replace('"north"', '"<i>north"').replace("shots = [5]", "shots = [1, 5]")
     classes = (evil, '"><img src=x onerror=alert(1)>', "_under & <u>line")
-    page = page_of(tmp_path / "<s>run", text, result=lambda cell: invented(cell, classes=classes))
+    page = page_of(tmp_path / "<s>run", text, drawn=True, result=lambda cell: invented(cell, classes=classes))
     assert not {tag for tag, _ in page.elements} & {"script", "b", "i", "img", "s"}
     assert page.mismatched == []
     for name in (evil, f"_{evil} $x$", "源 <b>bold", "<i>north", *classes, "<s>run"):
