@@ -1,6 +1,6 @@
-"""What a temperature fitted on held-out support images does on other images of the place: the digits, both ways.
+"""What a temperature fitted to held-out support images does for other images of the place: the digits, both ways.
 
-Every adaptation is judged on images that are not in its support, as it is handed over and with the temperature undone.
+Each adaptation is judged on images outside its support, once as it is handed over and once without the temperature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ADAPTED: dict[str, Method] = {
 
 
 class Case(NamedTuple):
-    """One adaptation: what its probabilities are off by, and its cross-entropy, before and after the temperature."""
+    """One adaptation: its calibration error and its cross-entropy, without the temperature and with it."""
 
     applied: bool
     errors: tuple[float, float]
@@ -36,17 +36,17 @@ class Case(NamedTuple):
 
 
 def main(draws: int) -> None:
-    print(f"{'':28}{'applied':>10}{'ECE, points':>18}{'cross-entropy':>18}{'it fell in':>12}")
+    print(f"{'':28}{'applied':>10}{'ECE, points':>18}{'cross-entropy':>18}{'fell in':>12}")
     everything = []
     for name, method in ADAPTED.items():
-        found = [case(method, *way, k, draw) for way in WAYS for k in SHOTS for draw in range(draws)]
-        show(name, found)
-        everything += found
+        cases = [judge(method, *way, k, draw) for way in WAYS for k in SHOTS for draw in range(draws)]
+        show(name, cases)
+        everything += cases
     show("all", everything)
 
 
 @torch.no_grad()
-def case(method: Method, source: str, target: str, k: int, draw: int) -> Case:
+def judge(method: Method, source: str, target: str, k: int, draw: int) -> Case:
     pictures, labels = digits.PLACES[target].read()
     images = digits.normalise(pictures)
     chosen, rest = draw_support(labels, k, draw), others(draw_support(labels, MOST, draw), len(labels))
@@ -55,30 +55,30 @@ def case(method: Method, source: str, target: str, k: int, draw: int) -> Case:
         result = adapt(digits.source_network(source), support, method=method, accept="always", seed=draw)
     logits = torch.cat([result.model(part) for part in images[rest].split(256)]).double()
     both = (logits * result.notes.get("temperature", 1.0), logits)
-    return Case("temperature" in result.notes, pair(both, labels[rest]), losses(both, labels[rest]))
+    return Case("temperature" in result.notes, errors(both, labels[rest]), losses(both, labels[rest]))
 
 
-def pair(both: tuple[Tensor, Tensor], labels: Tensor) -> tuple[float, float]:
-    before, after = (calibration_error(it.softmax(1), labels) for it in both)
+def errors(both: tuple[Tensor, Tensor], labels: Tensor) -> tuple[float, float]:
+    before, after = (calibration_error(logits.softmax(1), labels) for logits in both)
     return before, after
 
 
 def losses(both: tuple[Tensor, Tensor], labels: Tensor) -> tuple[float, float]:
-    before, after = (float(F.cross_entropy(it, labels)) for it in both)
+    before, after = (float(F.cross_entropy(logits, labels)) for logits in both)
     return before, after
 
 
 def show(name: str, cases: list[Case]) -> None:
-    used = [it for it in cases if it.applied]
+    used = [case for case in cases if case.applied]
     counted = f"{len(used)} of {len(cases)}"
     if not used:
         print(f"{name:28}{counted:>10}", flush=True)
         return
-    errors = [100 * fmean(column) for column in zip(*(it.errors for it in used), strict=True)]
-    costs = [fmean(column) for column in zip(*(it.losses for it in used), strict=True)]
-    fell = sum(it.losses[1] < it.losses[0] for it in used)
-    told = (f"{errors[0]:.1f} -> {errors[1]:.1f}", f"{costs[0]:.2f} -> {costs[1]:.2f}", f"{fell}")
-    print(f"{name:28}{counted:>10}{told[0]:>18}{told[1]:>18}{told[2]:>12}", flush=True)
+    off = [100 * fmean(column) for column in zip(*(case.errors for case in used), strict=True)]
+    costs = [fmean(column) for column in zip(*(case.losses for case in used), strict=True)]
+    fell = sum(case.losses[1] < case.losses[0] for case in used)
+    cells = (f"{off[0]:.1f} -> {off[1]:.1f}", f"{costs[0]:.2f} -> {costs[1]:.2f}", f"{fell}")
+    print(f"{name:28}{counted:>10}{cells[0]:>18}{cells[1]:>18}{cells[2]:>12}", flush=True)
 
 
 if __name__ == "__main__":

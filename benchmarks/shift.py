@@ -1,9 +1,9 @@
 """How often `fewshift.shift` raises an alarm: on images of the source, where it should not, and on images of elsewhere.
 
-Every layer's view of every image is read once; then N images are drawn from it again and again, and judged alone or
-against other images of the source. The digits need no data. With --data-root and --weights the same is done for
-the networks found there: pacs-<target>.safetensors, whose source images are the published validation lists of the
-other three domains, and camvid-dusk.safetensors, trained on the frames of the day.
+What each layer sees of each image is read once. Then N images are drawn again and again, and judged alone or against
+other images of the source. The digits need no data. With --data-root and --weights the same is done for the networks
+in that folder: pacs-<target>.safetensors, whose source images are the published validation lists of the other three
+domains, and camvid-dusk.safetensors, which was trained on the frames of the day.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def show_pacs(file: Path, target: str, root: Path, draws: int) -> None:
         images = from_list(names, root / "pacs", known.classes, 1, preprocess=known_card(loaded).preprocess)
         views[domain] = view(loaded, images)
     sources = [domain for domain in known.domains if domain != target]
-    mixture = joined([views[it] for it in sources])
+    mixture = joined([views[domain] for domain in sources])
     show_both(f"PACS without {target}", "the three domains", mixture, target, views[target], draws)
     show(f"PACS without {target}: {sources[0]} alone", views[sources[0]], draws)
 
@@ -90,7 +90,7 @@ def view(network: nn.Module, images: object, most: int = 2000) -> View:
 
 def joined(views: Sequence[View]) -> View:
     return {
-        name: Seen(*(torch.cat([getattr(it[name], what) for it in views]) for what in ("mean", "var")))
+        name: Seen(*(torch.cat([getattr(view[name], what) for view in views]) for what in ("mean", "var")))
         for name in views[0]
     }
 
@@ -101,7 +101,7 @@ def show(what: str, seen: View, draws: int, source: View | None = None) -> None:
     for count in COUNTS:
         enough = size(seen) >= 2 * count + taken  # or all draws would be nearly the same
         cells.append(f"{rate(seen, count, draws, source):.1f}" if enough else "-")
-    print(f"{what:58}" + "".join(f"{it:>7}" for it in cells), flush=True)
+    print(f"{what:58}" + "".join(f"{cell:>7}" for cell in cells), flush=True)
 
 
 def rate(seen: View, count: int, draws: int, source: View | None) -> float:
@@ -112,8 +112,8 @@ def rate(seen: View, count: int, draws: int, source: View | None) -> float:
         known = None
         if source is not None:
             others = order[count:] if source is seen else torch.randperm(size(source), generator=generator)
-            known = {name: it.part(others[:AGAINST]) for name, it in source.items()}
-        alarms += judged({name: it.part(order[:count]) for name, it in seen.items()}, known).shifted
+            known = {name: layer.part(others[:AGAINST]) for name, layer in source.items()}
+        alarms += judged({name: layer.part(order[:count]) for name, layer in seen.items()}, known).shifted
     return 100 * alarms / draws
 
 

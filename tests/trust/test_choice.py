@@ -26,8 +26,9 @@ from fewshift.trust.held_out import ImageAnswers
 from tests.core.test_pixels import scenes, street
 from tests.helpers.networks import make_support, make_tiny, same_state, state
 
-QUICK = Auto(epochs=2)
+QUICK = Auto(epochs=1)
 CLASSIFIERS = ["finetuned", "ncc", "source"]
+OTHERS = make_support(2, seed=9)
 
 
 def answers(labels: list[int], **candidates: list[int]) -> dict[str, ImageAnswers]:
@@ -200,7 +201,7 @@ def naive_choice(model: nn.Module, support: Support, epochs: int, seed: int) -> 
     return best if clear else CLASSIFIERS[0]
 
 
-@pytest.mark.parametrize(("shots", "chosen"), [(3, "finetuned"), (5, "ncc")])
+@pytest.mark.parametrize(("shots", "chosen"), [(3, "finetuned"), (4, "ncc")])
 def test_auto_is_lccs_with_the_classifier_that_a_naive_cross_validation_chooses(shots, chosen):
     model, support, seed = make_tiny(), make_support(shots), 1
     result = fewshift.adapt(model, support, method=QUICK, seed=seed, accept="always")
@@ -225,12 +226,12 @@ def test_candidates_share_their_stages(monkeypatch):
 
 @pytest.mark.parametrize(
     "support",
-    [make_support(1), make_support(4).part(torch.tensor([0, 3, 6, 9, 1, 4, 7, 10])), scenes(2)],
+    [make_support(1), make_support(2).part(torch.tensor([0, 3, 1, 4])), scenes(2)],
     ids=["one shot", "a class without images", "pixels"],
 )
 def test_where_no_held_out_image_could_tell_the_sources_classifier_stays(support):
     model = street() if support.kind.unit == "pixel" else make_tiny()
-    result = fewshift.adapt(model, support, method=QUICK, accept="always")
+    result = fewshift.adapt(model, support, method=QUICK, accept="always", validate=None)
     assert result.choice is None
     assert result.notes["classifier"] == "source"
     head = "head" if support.kind.unit == "pixel" else "fc"
@@ -263,19 +264,24 @@ def test_the_evidence_for_a_choice_is_honest_about_choosing():
 
 
 def test_lccs_is_the_papers_method_wherever_it_is_named():
-    model, support = make_tiny(), make_support(2)
-    assert fewshift.adapt(model, support, method="lccs").method == LCCS()
-    assert fewshift.compare(model, support, ["lccs"]).rows[0].method == LCCS()
-    assert fewshift.learning_curve(model, support, method="lccs", draws=1).method == LCCS()
+    model, support = make_tiny(), make_support(1)
+    assert fewshift.adapt(model, support, method="lccs", validate=None).method == LCCS()
+    assert fewshift.compare(model, support, ["lccs"], validate=OTHERS).rows[0].method == LCCS()
+    assert fewshift.learning_curve(model, support, method="lccs", draws=1, labelled=OTHERS).method == LCCS()
 
 
-def test_what_is_recommended_is_auto_and_no_evidence_does_not_change_it():
-    model, support = make_tiny(), make_support(2)
-    assert fewshift.learning_curve(model, support, draws=1).method == Auto()
-    judged, unjudged = (fewshift.adapt(model, support, accept="always", validate=way) for way in ("cv", None))
-    assert judged.method == unjudged.method == Auto()
+def test_what_is_recommended_is_auto():
+    model, support = make_tiny(), make_support(1)
+    assert fewshift.adapt(model, support, validate=None).method == Auto()
+    assert fewshift.learning_curve(model, support, draws=1, labelled=OTHERS).method == Auto()
+
+
+def test_without_evidence_auto_chooses_the_same():
+    judged, unjudged = (
+        fewshift.adapt(make_tiny(), make_support(4), method=QUICK, validate=way) for way in ("cv", None)
+    )
     assert judged.choice.chosen == unjudged.choice.chosen
-    assert unjudged.gain is None
+    assert (unjudged.gain, judged.method) == (None, unjudged.method)
 
 
 @pytest.mark.parametrize("name", ["auto", "lccs"])
