@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, leaks_on_stderr, number, print_json, print_written, progress_bar
+from fewshift.cli.console import check_outputs, number, print_json, print_written
 from fewshift.cli.options import (
     LABELLED,
     Head,
@@ -64,21 +64,18 @@ def adapt(
             f"{method} returns a {chosen.returns}, which has no delta and no report: "
             "leave out --out and --report, or for late-fusion --set scores=logits"
         )
-    model = network.load()
-    with progress_bar() as tell, leaks_on_stderr():
+    with network.opened() as (model, arguments):
         result = fewshift.adapt(
             model,
             support,
             method=chosen,
             unlabelled=unlabelled,
             shots=shots,
-            preprocess=network.steps_of(model),
-            classes=network.names,
+            **arguments,
             validate=None if validate == "none" else validate,
             accept=_condition(accept),
             head=head,
             seed=seed,
-            progress=tell,
         )
     keep = out is not None and (result.accepted or write_rejected)
     written = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, print_json, print_table, print_written, progress_bar
+from fewshift.cli.console import check_outputs, print_json, print_table, print_written
 from fewshift.cli.options import Head, Json, NetworkOptions, Report, Seed, Shots, Support, Unlabelled, command
 
 if TYPE_CHECKING:
@@ -41,21 +41,18 @@ def compare(
     for name in names:
         method_of(name)  # a mistake is noticed before anything is read
     check_outputs([report], [network.weights])
-    model = network.load()
-    with progress_bar() as tell:
+    with network.opened() as (model, arguments):
         comparison = fewshift.compare(
             model,
             support,
             names,
             unlabelled=unlabelled,
             shots=shots,
-            preprocess=network.steps_of(model),
-            classes=network.names,
+            **arguments,
             validate=validate,
             select=select,
             head=head,
             seed=seed,
-            progress=tell,
         )
     page = None if report is None else comparison.report(report)
     if as_json:

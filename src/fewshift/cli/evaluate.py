@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, leaks_on_stderr, print_json, print_table, print_written, progress_bar
+from fewshift.cli.console import check_outputs, print_json, print_table, print_written
 from fewshift.cli.options import LABELLED, DeltaFile, Json, NetworkOptions, Stride, Window, command
 from fewshift.errors import FewshiftError
 
@@ -37,18 +37,15 @@ def evaluate(
     check_outputs([report], [network.weights, delta])
     if report is not None and delta is None:
         raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
-    model = network.load(delta)
-    with progress_bar() as tell, leaks_on_stderr():
+    with network.opened(delta) as (model, arguments):
         result = fewshift.evaluate(
             model,
             labelled,
             delta=delta,
             support=support,
-            preprocess=network.steps_of(model, delta),
-            classes=network.names,
+            **arguments,
             window=window,
             stride=stride,
-            progress=tell,
         )
     if isinstance(result, fewshift.PixelEvaluation):
         origin = {"network": network.name_of(model), "weights": network.weights, "delta": delta}

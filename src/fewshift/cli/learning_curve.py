@@ -7,32 +7,21 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, print_json, print_table, print_written, progress_bar
-from fewshift.cli.options import (
-    Head,
-    Json,
-    MethodName,
-    NetworkOptions,
-    Report,
-    Seed,
-    Setting,
-    Support,
-    Unlabelled,
-    command,
-)
+from fewshift.cli import options
+from fewshift.cli.console import check_outputs, print_json, print_table, print_written
 
 
-@command()
+@options.command()
 def learning_curve(
-    support: Support,
-    network: NetworkOptions,
+    support: options.Support,
+    network: options.NetworkOptions,
     labelled: Annotated[
         Path | None, typer.Option(help="Other labelled images to judge by; otherwise some of the support are left out.")
     ] = None,
-    unlabelled: Unlabelled = None,
-    report: Report = None,
-    method: MethodName = "auto",
-    setting: Setting = None,
+    unlabelled: options.Unlabelled = None,
+    report: options.Report = None,
+    method: options.MethodName = "auto",
+    setting: options.Setting = None,
     shots: Annotated[
         str | None,
         typer.Option(
@@ -40,9 +29,9 @@ def learning_curve(
         ),
     ] = None,
     draws: Annotated[int, typer.Option(min=1, help="How often images are drawn for each of them.")] = 5,
-    head: Head = None,
-    seed: Seed = 0,
-    as_json: Json = False,
+    head: options.Head = None,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
 ) -> None:
     """How much adaptation gains from 1, 2, 5 ... labelled images per class, and whether more are worth it."""
     import fewshift
@@ -51,8 +40,7 @@ def learning_curve(
 
     chosen, ks = method_from_words(method, setting or []), _counts(shots)
     check_outputs([report], [network.weights])
-    model = network.load()
-    with progress_bar() as tell:
+    with network.opened() as (model, arguments):
         curve = fewshift.learning_curve(
             model,
             support,
@@ -61,11 +49,9 @@ def learning_curve(
             draws=draws,
             labelled=labelled,
             unlabelled=unlabelled,
-            preprocess=network.steps_of(model),
-            classes=network.names,
+            **arguments,
             head=head,
             seed=seed,
-            progress=tell,
         )
     page = None if report is None else curve.report(report)
     if as_json:

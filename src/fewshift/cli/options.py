@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from fewshift.cli.console import leaks_on_stderr, progress_bar
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -120,6 +122,13 @@ class NetworkOptions(NamedNetwork):
             )
         base = known or Preprocess(None, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
         return replace(base, **chosen)  # type: ignore[arg-type]
+
+    @contextmanager
+    def opened(self, delta: Path | None = None) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+        """The network, and what all calls take beside it: preprocessing, classes, and a listener of progress."""
+        model = self.load(delta)
+        with progress_bar() as tell, leaks_on_stderr():
+            yield model, {"preprocess": self.steps_of(model, delta), "classes": self.names, "progress": tell}
 
 
 def command(name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:

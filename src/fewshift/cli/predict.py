@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table, progress_bar
+from fewshift.cli.console import print_json, print_table
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
 from fewshift.errors import FewshiftError
 
@@ -40,20 +40,17 @@ def predict(
 
     if out is not None and out.absolute() in {file.absolute() for file in (network.weights, delta) if file is not None}:
         raise FewshiftError(f"{out} is read as well: choose another --out")
-    model = network.load(delta)
-    with progress_bar() as tell:
+    with network.opened(delta) as (model, arguments):
         result = fewshift.predict(
             model,
             images,
             delta=delta,
             out=out,
-            preprocess=network.steps_of(model, delta),
-            classes=network.names,
+            **arguments,
             window=window,
             stride=stride,
             resume=resume,
             overwrite=overwrite,
-            progress=tell,
         )
     if isinstance(result, fewshift.ImagePredictions):
         _print_classes(result, out, as_json)

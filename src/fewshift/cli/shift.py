@@ -30,9 +30,8 @@ def shift(
 
     model = network.load()
     with progress_bar() as tell:
-        shift = fewshift.shift(
-            model, images, source=source, preprocess=network.steps_of(model), head=head, progress=tell
-        )
+        steps = network.steps_of(model)
+        shift = fewshift.shift(model, images, source=source, preprocess=steps, head=head, progress=tell)
     if as_json:
         print_json(shift.to_json() | {"words": prose.shift(shift)})
         return

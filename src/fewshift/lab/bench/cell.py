@@ -70,8 +70,9 @@ class Cell:
     def from_json(cls, data: Mapping[str, Any]) -> Cell:
         """The cell of a record, of this version or an older one."""
         values = current_names(data)
-        settings = current_settings(values["method"], values["settings"])
-        return cls(**{**values, "settings": settings, "condition": Condition(**values["condition"])})
+        method, settings = current_method(values["method"], values["settings"])
+        condition = Condition(**values["condition"])
+        return cls(**{**values, "method": method, "settings": settings, "condition": condition})
 
     def _changed(self) -> dict[str, Any]:
         defaults = METHODS[self.method]().settings()
@@ -150,10 +151,13 @@ def current_names(data: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(name, name): value for name, value in data.items()}
 
 
-def current_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without the retired ones that have their old default."""
+def current_method(method: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A method by the name it has now, without retired settings that have their old default."""
     retired = RETIRED.get(method, {})
-    return {name: value for name, value in settings.items() if name not in retired or value != retired[name]}
+    left = {name: value for name, value in settings.items() if name not in retired or value != retired[name]}
+    if method == "lccs" and left.get("classifier") == "evidence":  # what is called auto now
+        return "auto", {name: left[name] for name in ("epochs", "lr") if name in left}
+    return method, left
 
 
 def _changed(value: Any) -> dict[str, Any]:

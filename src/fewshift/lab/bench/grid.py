@@ -13,7 +13,7 @@ from typing import Any
 from fewshift.core.method import Needs
 from fewshift.core.metrics import METRICS, metrics_of
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.cell import OWN_SOURCE, Cell, current_names, current_settings
+from fewshift.lab.bench.cell import OWN_SOURCE, Cell, current_method, current_names
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.damage import DAMAGES
 from fewshift.lab.datasets.catalog import COLLECTIONS
@@ -248,7 +248,7 @@ def _row(path: Path, data: dict[str, Any]) -> GridRow:
                 kind.check(path, name, condition[name])
     values = dict(data)
     if "settings" in values:
-        values["settings"] = current_settings(values["method"], values["settings"])
+        values["method"], values["settings"] = current_method(values["method"], values["settings"])
     if "conditions" in values:
         try:
             values["conditions"] = tuple(Condition(**condition) for condition in values["conditions"])

@@ -78,7 +78,7 @@ def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit
     pairs = [split.pool[index] for index in drawn.tolist()]
     images, labels = tuple(image for image, _ in pairs), tuple(label for _, label in pairs)
     support = Support(images, labels, split.classes) if pairs else None
-    stream = Unlabelled(_Images(split.test, torch.cat(list(batches)))) if method.needs is Needs.STREAM else None
+    stream = Unlabelled(split.test.subset(torch.cat(list(batches)).tolist())) if method.needs is Needs.STREAM else None
     began = time.perf_counter()
     fitted = method.fit(network, Target(support, stream), cell.seed)
     adapted = time.perf_counter()
@@ -166,18 +166,6 @@ def _stacked(images: list[Tensor]) -> Tensor:
     if len({image.shape for image in images}) > 1:
         raise FewshiftError("scenes of different sizes cannot be one batch: set batch_size = 1")
     return torch.stack(images)
-
-
-@dataclass(frozen=True)
-class _Images:
-    scenes: Scenes
-    indices: Tensor
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.scenes[int(self.indices[index])][0]
 
 
 def _spread(indices: list[int], most: int) -> list[int]:
