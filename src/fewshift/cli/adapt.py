@@ -66,17 +66,9 @@ def adapt(
         )
     with network.opened() as (model, arguments):
         result = fewshift.adapt(
-            model,
-            support,
-            method=chosen,
-            unlabelled=unlabelled,
-            shots=shots,
-            **arguments,
-            validate=None if validate == "none" else validate,
-            accept=_condition(accept),
-            head=head,
-            seed=seed,
-        )
+            model, support, method=chosen, unlabelled=unlabelled, shots=shots, **arguments,
+            validate=None if validate == "none" else validate, accept=_condition(accept), head=head, seed=seed,
+        )  # fmt: skip
     keep = out is not None and (result.accepted or write_rejected)
     written = {
         "delta": result.candidate_delta.save(out) if out is not None and keep else None,

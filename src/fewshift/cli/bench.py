@@ -41,16 +41,8 @@ def bench(
             tell("cells", done, total, f"{failed} failed")
 
         try:
-            summary = run_grids(
-                names,
-                out,
-                data_root=data_root,
-                weights=weights,
-                workers=workers,
-                engine=engine,
-                address=address,
-                tell=show,
-            )
+            folders = {"data_root": data_root, "weights": weights}
+            summary = run_grids(names, out, **folders, workers=workers, engine=engine, address=address, tell=show)
         except KeyboardInterrupt:
             typer.echo(f"stopped after {so_far[0]} of {so_far[1]} cells: run it again to continue", err=True)
             raise

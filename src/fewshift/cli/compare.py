@@ -43,17 +43,9 @@ def compare(
     check_outputs([report], [network.weights])
     with network.opened() as (model, arguments):
         comparison = fewshift.compare(
-            model,
-            support,
-            names,
-            unlabelled=unlabelled,
-            shots=shots,
-            **arguments,
-            validate=validate,
-            select=select,
-            head=head,
-            seed=seed,
-        )
+            model, support, names, unlabelled=unlabelled, shots=shots, **arguments, validate=validate,
+            select=select, head=head, seed=seed,
+        )  # fmt: skip
     page = None if report is None else comparison.report(report)
     if as_json:
         print_json(comparison.to_json() | {"report": page and str(page)})

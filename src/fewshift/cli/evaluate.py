@@ -39,14 +39,8 @@ def evaluate(
         raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
     with network.opened(delta) as (model, arguments):
         result = fewshift.evaluate(
-            model,
-            labelled,
-            delta=delta,
-            support=support,
-            **arguments,
-            window=window,
-            stride=stride,
-        )
+            model, labelled, delta=delta, support=support, **arguments, window=window, stride=stride,
+        )  # fmt: skip
     if isinstance(result, fewshift.PixelEvaluation):
         origin = {"network": network.name_of(model), "weights": network.weights, "delta": delta}
         origin |= {"images": labelled, "support": support}

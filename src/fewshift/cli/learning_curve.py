@@ -42,17 +42,9 @@ def learning_curve(
     check_outputs([report], [network.weights])
     with network.opened() as (model, arguments):
         curve = fewshift.learning_curve(
-            model,
-            support,
-            method=chosen,
-            shots=ks,
-            draws=draws,
-            labelled=labelled,
-            unlabelled=unlabelled,
-            **arguments,
-            head=head,
-            seed=seed,
-        )
+            model, support, method=chosen, shots=ks, draws=draws, labelled=labelled, unlabelled=unlabelled,
+            **arguments, head=head, seed=seed,
+        )  # fmt: skip
     page = None if report is None else curve.report(report)
     if as_json:
         print_json(curve.to_json() | {"report": page and str(page)})

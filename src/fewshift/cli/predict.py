@@ -42,16 +42,9 @@ def predict(
         raise FewshiftError(f"{out} is read as well: choose another --out")
     with network.opened(delta) as (model, arguments):
         result = fewshift.predict(
-            model,
-            images,
-            delta=delta,
-            out=out,
-            **arguments,
-            window=window,
-            stride=stride,
-            resume=resume,
+            model, images, delta=delta, out=out, **arguments, window=window, stride=stride, resume=resume,
             overwrite=overwrite,
-        )
+        )  # fmt: skip
     if isinstance(result, fewshift.ImagePredictions):
         _print_classes(result, out, as_json)
     else:

@@ -78,21 +78,11 @@ def train(
     from fewshift.lab.training.source import plan_source
 
     flags = {"size": size, "epochs": epochs, "batch_size": batch_size, "lr": lr}
+    settings = _parsed(setting or []) | {key: value for key, value in flags.items() if value is not None}
     training = plan_source(
-        dataset,
-        target,
-        source or [],
-        arch=arch,
-        algorithm=algorithm,
-        recipe=recipe,
-        settings=_parsed(setting or []) | {key: value for key, value in flags.items() if value is not None},
-        weights=weights,
-        seed=seed,
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        data_root=data_root,
-    )
+        dataset, target, source or [], arch=arch, algorithm=algorithm, recipe=recipe, settings=settings,
+        weights=weights, seed=seed, out=out, resume=resume, overwrite=overwrite, data_root=data_root,
+    )  # fmt: skip
     checkpoint = training.checkpoint
     check_outputs([checkpoint.file, checkpoint.card], [Path(weights)])
     _print_beginning(training, weights)
