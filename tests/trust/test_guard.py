@@ -121,8 +121,8 @@ def test_without_evidence_only_the_mild_guard_accepts_and_only_where_none_could_
 def test_a_verdict_names_facts_that_the_evidence_has():
     known = evidence([0] * 10, blend=CLEARLY, weakness=Weakness.ONE_SHOT, agreement=0.9)
     assert set(known.facts) == {Fact.GAIN, Fact.BLEND, Fact.WEAKNESS, Fact.AGREEMENT}
-    assert set(known.facts) - set(decide("not-worse", known).told) == {Fact.AGREEMENT}
-    assert set(decide("always", known).told) == set()
+    assert set(known.facts) - set(decide("not-worse", known).grounds) == {Fact.AGREEMENT}
+    assert set(decide("always", known).grounds) == set()
 
 
 # what adapt measures

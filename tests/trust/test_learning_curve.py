@@ -349,9 +349,9 @@ SINGLE = make_support(1)
     [
         (SINGLE, {}, "class 0 has a single image.*label another"),
         (scenes(1), {}, "the support has a single image"),
-        (SUPPORT, {"shots": (1, 6)}, "class 0 has 6 images, .*6 shots asked: .* at most 5"),
+        (SUPPORT, {"shots": (1, 6)}, "class 0 has 6 images.*6 shots asked: .* at most 5"),
         (SUPPORT, {"shots": (7,), "labelled": OTHERS}, "class 0 has 6 images, 7 shots asked: .* at most 6"),
-        (scenes(3), {"shots": (3,)}, "the support has 3 images, .*3 shots asked"),
+        (scenes(3), {"shots": (3,)}, "the support has 3 images.*3 shots asked"),
         (SUPPORT, {"shots": ()}, "no shots"),
         (SUPPORT, {"shots": (0, 1)}, "shots=0 is no number of images"),
         (SUPPORT, {"shots": (1.5,)}, r"shots=1\.5 is no number of images"),

@@ -1,4 +1,4 @@
-"""What held-out images say, as a page tells it: class by class, answer by answer, image by image."""
+"""What a page shows of held-out images: class by class, mistake by mistake, image by image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG, RIGHT, STILL = "became wrong", "became right", "still wrong"
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class: how many of the predictions for its held-out images were right, before and after."""
+    """One class: how many predictions for its held-out images were right, before and after."""
 
     name: str
     images: int
@@ -35,7 +35,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Pair:
-    """How often images of one class were taken for another, before and after."""
+    """How often images of one class were predicted as another, before and after."""
 
     truth: str
     answer: str
@@ -45,24 +45,24 @@ class Pair:
 
 @dataclass(frozen=True)
 class Flip:
-    """A held-out image about which the source network and adapted ones disagree."""
+    """A held-out image for which the source network and adapted ones predict different classes."""
 
     image: int  # counted from 1
     truth: str
     source: str
-    adapted: tuple[tuple[str, int], ...]  # other answers, and how often each was given
+    adapted: tuple[tuple[str, int], ...]  # other predictions, and how often each was made
     asked: int  # how often the image was held out
     verdict: str
     picture: Thumbnail | None = None
 
     @property
     def flips(self) -> int:
-        """How often the answer changed."""
+        """How often the prediction changed."""
         return sum(times for _, times in self.adapted)
 
     @property
     def answers(self) -> str:
-        """What the adapted networks said; of an image held out several times, how often."""
+        """What the adapted networks predicted; for an image held out several times, how often."""
         if self.asked == 1:
             return self.adapted[0][0]
         return ", ".join(f"{name} ({times} of {self.asked} times)" for name, times in self.adapted)
@@ -70,13 +70,13 @@ class Flip:
 
 @dataclass(frozen=True)
 class Judged:
-    """All that a page shows of held-out answers to whole images."""
+    """All that a page shows of held-out predictions for whole images."""
 
     names: Sequence[str]
     rows: Sequence[ClassRow]
     before: Tensor  # (classes, classes) confusion of the source network
     after: Tensor  # of the adapted ones
-    flips: Sequence[Flip]  # the first of them with pictures
+    flips: Sequence[Flip]  # the first ones with pictures
 
     @property
     def repeated(self) -> bool:
@@ -85,11 +85,11 @@ class Judged:
 
     @property
     def changed_rows(self) -> list[ClassRow]:
-        """The classes whose answers became more or fewer right, losses first."""
+        """The classes with more or fewer right predictions than before, losses first."""
         return sorted((row for row in self.rows if row.after != row.before), key=lambda row: row.after - row.before)
 
     def count(self, verdict: str) -> int:
-        """How many images came to this."""
+        """How many images have this verdict."""
         return sum(flip.verdict == verdict for flip in self.flips)
 
     def pairs(self, most: int) -> list[Pair]:
@@ -101,7 +101,7 @@ class Judged:
 
 
 def judged(result: Adaptation) -> Judged | None:
-    """What there is; None without held-out answers to whole images."""
+    """What to show; None without held-out predictions for whole images."""
     held = result.evidence.held
     if not isinstance(held, ImageAnswers):
         return None
@@ -123,7 +123,7 @@ def judged(result: Adaptation) -> Judged | None:
 
 
 def class_rows(held: ImageAnswers, names: Sequence[str]) -> list[ClassRow]:
-    """The classes of which an image was held out."""
+    """A row for each class with held-out images."""
     before, after = (logits.argmax(1) == held.labels for logits in (held.source, held.adapted))
     rows = []
     for label in held.labels.unique().tolist():
@@ -134,7 +134,7 @@ def class_rows(held: ImageAnswers, names: Sequence[str]) -> list[ClassRow]:
 
 
 def flipped(held: ImageAnswers, names: Sequence[str]) -> list[Flip]:
-    """Every image whose answer changed, once: those that became wrong first, then by how often it changed."""
+    """Every image whose prediction changed, once: those that became wrong first, then by how often it changed."""
     source, adapted = held.source.argmax(1), held.adapted.argmax(1)
     flips = []
     for image in held.images[source != adapted].unique().tolist():

@@ -13,7 +13,7 @@ from fewshift.report import figures
 from fewshift.trust.gain import LEVEL
 from fewshift.trust.learning_curve import SMALL, Point, Step
 
-HIDDEN = 3.0  # points that may go unseen without a word
+HIDDEN = 3.0  # points: a rise this large that could go unseen is mentioned
 POINTS = " points"
 MORE = "take more draws, or more images to judge by"
 
@@ -23,10 +23,10 @@ class LearningCurve:
     """The gain against k, and whether more labels are worth it.
 
     `flat_from` is the smallest measured k from which on the curve is flat (see `trust.learning_curve`). It is None
-    where the curve still rises, where a larger k adds a point or more but not clearly, and where one draw cannot tell.
+    where the curve still rises, where a larger k adds a point or more but not clearly, and where there is one draw.
     `step` is the comparison that decided; its `high` is the rise that may have gone unseen.
 
-    Draws from one support share images, the more of them the closer k is to its size: there the spread is too small.
+    Draws from one support share images, and more of them as k nears its size: there the spread is too small.
     """
 
     source: float  # accuracy of the source network on the images that judged, in percent
@@ -51,7 +51,7 @@ class LearningCurve:
         if self.step is None and self.draws == 1:
             return f"one draw cannot tell a rise from chance: {_at(first, POINTS)}, {_at(last)}: take more draws"
         if self.step is None:
-            return f"these k are too close together to tell a rise: {_at(first, POINTS)}, {_at(last)}: measure others"
+            return f"these k are too close together to show a rise: {_at(first, POINTS)}, {_at(last)}: measure others"
         return self._rises(self.step) if self.flat_from is None else self._flat(self.step)
 
     def _rises(self, step: Step) -> str:
@@ -135,7 +135,7 @@ class LearningCurve:
         return curve_page(self, path)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON knows point."""
+        """Everything, ready for JSON."""
         return {
             "words": self.words,
             "luck": self.luck,

@@ -49,7 +49,7 @@ def counted(count: int, one: str, more: str | None = None) -> str:
 
 
 def over_draws(values: Sequence[float], sign: str = "") -> str:
-    """Mean ± population standard deviation; a single draw has no spread to tell."""
+    """Mean ± population standard deviation; a single draw has no spread."""
     spread = f" ± {statistics.pstdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):{sign}.1f}{spread}"
 

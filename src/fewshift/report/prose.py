@@ -219,7 +219,7 @@ def facts(evidence: Evidence) -> list[str]:
 
 def other_facts(result: Adaptation) -> list[str]:
     """What is known beside what the reason for the verdict already says."""
-    return [fact(result.evidence, each) for each in result.evidence.facts if each not in result.verdict.told]
+    return [fact(result.evidence, each) for each in result.evidence.facts if each not in result.verdict.grounds]
 
 
 def reason(verdict: Verdict, evidence: Evidence) -> str:

@@ -1,13 +1,13 @@
 """Whether a network's probabilities can be believed: one temperature, fitted on held-out answers.
 
-softmax(logits / T) with T > 1 is less sure of itself, with T < 1 surer; no prediction changes. A classifier that
-adaptation replaced or trained further has a scale of its own, which the few images it was fitted to say little about.
-The answers to held-out images do: T is where their cross-entropy is lowest. Where the head's output is the network's,
-dividing the head's weight and bias by T is the same as dividing the logits, so a plain network stays one.
+softmax(logits / T) is less sure with T > 1 and surer with T < 1; no prediction changes. A classifier that adaptation
+replaced or trained has a scale of its own, and the images it was fitted to say little about it. Answers to held-out
+images do: T minimises their cross-entropy. If the network's output is the head's, dividing the head's weight and bias
+by T divides the logits, and the network stays a plain network.
 
-The networks that were asked had fewer images than the one that is handed over, whose T may differ. So a temperature is
-applied only if it makes a network less sure (T > 1; what is too sure does harm) and clearly: on images that it was not
-fitted on, the cross-entropy has to fall by more than its standard error. docs/trust.md tells what came of it.
+The networks that answered had fewer images than the one that is handed over, and its T may differ. So a temperature is
+applied only if it makes the network less sure (T > 1; overconfidence does harm), and only if that clearly helps: the
+cross-entropy of images that T was not fitted to has to fall by more than its standard error. docs/trust.md has rates.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fewshift.core.network import Network
 from fewshift.trust.gain import Gain
 from fewshift.trust.held_out import TEMPERATURES, HeldOut, ImageAnswers, temperature
 
-LEAST = 20  # held-out predictions that a temperature is fitted to
+LEAST = 20  # held-out predictions that a temperature needs
 PARTS = 10  # temperatures that cross-fitting fits, at most
-DRAWS = 200  # of answers that would be right as often as they are sure
+DRAWS = 200  # of labels, for the error that chance makes
 
 
 class NotApplied(Enum):
@@ -39,25 +39,25 @@ class NotApplied(Enum):
     SOURCE_HEAD = "the classifier is the source's"
     WEAK = "the evidence is weak"
     TOO_FEW = "the held-out predictions are too few"
-    NO_SIGNAL = "its answers tell nothing apart"
-    SURE_ENOUGH = "it is not too sure of itself"
+    NO_SIGNAL = "its answers do not tell the classes apart"
+    SURE_ENOUGH = "it is not overconfident"
     NO_FALL = "on other images it would not clearly lower the cross-entropy"
     NOT_LAST = "something comes after the last linear layer"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far confidence and accuracy are apart on held-out images: expected calibration errors, shares from 0 to 1.
+    """How far confidence and accuracy differ on held-out images: expected calibration errors, shares from 0 to 1.
 
-    `after` is honest: each prediction is scaled by the temperature of the other images. All of them are rough. Over
-    35 images the 15 bins hold a few each, and a network that is right exactly as often as it is sure shows an error of
-    0.1 to 0.2 by chance; `chance` is that number for the predictions at hand. Smaller differences mean nothing.
+    `after` is honest: each prediction is scaled by the temperature of the other images. All errors are rough. With 35
+    images the 15 bins hold a few each, and a network that is right exactly as often as it is sure shows an error of
+    0.1 to 0.2. `chance` is that error for these predictions; smaller differences mean nothing.
     """
 
     temperature: float  # of the adapted network, fitted on all held-out predictions
     before: float  # the source network's error
-    uncalibrated: float  # the adapted one's, as it came out
-    after: float  # the same, each prediction under the temperature that the other images have
+    uncalibrated: float  # the adapted one's, without a temperature
+    after: float  # the adapted one's, each prediction under the temperature of the other images
     chance: float
     predictions: int
     loss_change: float  # of the cross-entropy, by these temperatures; negative is better

@@ -24,16 +24,16 @@ from fewshift.trust.held_out import HeldOut, asked
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidates on the same held-out images, and which of them is taken."""
+    """The answers of candidates to the same held-out images, and the candidate that was chosen."""
 
     answers: Mapping[str, HeldOut]  # by candidate, the preferred one first
     chosen: str
 
     @property
     def held(self) -> HeldOut:
-        """The answers to each fold of the candidate that all other images would have chosen.
+        """For each fold, the answers of the candidate that all other images choose.
 
-        These are honest about the choice: no image helps to choose who answers for it.
+        These are honest about the choice: no image helps to choose the candidate that predicts it.
         """
         result = next(iter(self.answers.values()))
         for fold in result.folds.unique().tolist():
@@ -46,8 +46,8 @@ class Choice:
 def choose(answers: Mapping[str, HeldOut], rows: Tensor | None = None) -> str:
     """The first candidate, unless another is better by more than the standard error of the difference.
 
-    Better is a smaller cross-entropy on held-out images, each candidate under its best temperature. The least loss of
-    many is small by luck as much as by merit: with a few dozen images it is that of another one for every draw.
+    Better is a smaller cross-entropy on held-out images, each candidate under its best temperature. The smallest of
+    several losses is small by luck as much as by merit: with a few dozen images, every draw has another winner.
     """
     parts = answers if rows is None else {name: held.part(rows) for name, held in answers.items()}
     losses = {name: held.losses for name, held in parts.items()}
@@ -85,7 +85,7 @@ def cross_validate(network: Network, target: Target, method: Method, folds: Sequ
                 except FewshiftError:
                     if len(answers) == 1:
                         raise
-                    del answers[name]  # what cannot be fitted without these images is no candidate
+                    del answers[name]  # a candidate has to be fitted without every fold
                     continue
                 answers[name].append(asked(network.model, adapted.predictor, held, positions, number))
     joined = {name: first.joined(others) for name, (first, *others) in answers.items()}
@@ -99,12 +99,12 @@ def _fit_by_name(network: Network, target: Target, method: Method, seed: int) ->
 
 
 def adapted_to(network: Network, target: Target, method: Method, seed: int) -> Callable[[Support], nn.Module]:
-    """How a part of a support becomes an adapted network."""
+    """A function that adapts the network to a part of the support."""
     return lambda part: fit_chosen(seen_by(network, part), replace(target, support=part), method, seed)[0].predictor
 
 
 def seen_by(network: Network, support: Support) -> Network:
-    """The view for a part of a support: scenes may differ in size, and the answer to the first has another shape."""
+    """The view for a part of a support: scenes may differ in size, and so does the shape of their output."""
     if len(network.output) > 1:
         return Network.of(network.model, support.images[0][None], network.head)
     return network

@@ -1,8 +1,8 @@
 """Which method? Several of them on the same held-out images, compared image by image.
 
-All are adapted to the same parts of the support and asked about the same images, so what an image is worth cancels in
-the difference of two methods. Of several methods one is always ahead, and its gain is then too good by what chance has
-added to it: `selected_gain` says what choosing by a rule is worth.
+All methods are adapted to the same parts of the support and predict the same images, so how hard an image is cancels in
+the difference of two methods. One of several methods is always ahead, partly by chance, so its gain is too good:
+`selected_gain` says what choosing by a rule is worth.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def cross_entropy(self) -> float | None:
-        """On held-out images, under the temperature that suits them best; of pixels as it is."""
+        """On held-out images, under the best temperature; of pixels without one."""
         return None if self.evidence.held is None else float(self.evidence.held.losses.mean())
 
 
@@ -66,12 +66,12 @@ class Ranking:
 
     @property
     def judged(self) -> tuple[Row, ...]:
-        """Those that have numbers."""
+        """The rows that have numbers."""
         return tuple(row for row in self.rows if row.gain is not None)
 
     @property
     def ranked(self) -> tuple[Row, ...]:
-        """Those that have numbers, the highest accuracy first, of equals the lower cross-entropy."""
+        """The rows that have numbers: highest accuracy first, then lowest cross-entropy."""
         return tuple(sorted(self.judged, key=lambda row: (-(row.accuracy or 0.0), row.cross_entropy or 0.0)))
 
     @property
@@ -96,14 +96,14 @@ class Ranking:
 
     @cached_property
     def selected_gain(self) -> Gain | None:
-        """What selecting by the rule is worth: each image is answered by the method that the other folds take.
+        """What selecting by the rule is worth: each image is predicted by the method that the other folds select.
 
         The gain of the winner itself is too good, because the same images made it the winner.
         """
         if self.select is None or not self.judged:
             return None
         held = self._held(SOURCE)
-        # labelled images of one's own are one fold, and may be cut at will
+        # labelled images apart from the support are one fold; any cut will do
         folds = held.folds if len(held.folds.unique()) > 1 else held.images % FOLDS
         parts = []
         for fold in folds.unique().tolist():
@@ -190,7 +190,7 @@ def comparable(methods: Sequence[Method]) -> None:
 
 
 def labelled(methods: Sequence[Method]) -> Mapping[str, Method]:
-    """A name for each method: its own, and where several share it, the settings that tell them apart."""
+    """A label for each method: its name, and where several share it, the settings in which they differ."""
     labels: dict[str, Method] = {}
     for method in methods:
         alike = [other.settings() for other in methods if other.name == method.name]
@@ -204,7 +204,7 @@ def labelled(methods: Sequence[Method]) -> Mapping[str, Method]:
 
 
 def check_labels(network: Network, target: Target, validate: str | Support, seed: int) -> None:
-    """One sentence when labels do not fit the network, or leave nothing to hold out: no method could help it."""
+    """One sentence when labels do not fit the network, or leave nothing to hold out: then every method would fail."""
     support = None if target.support is None else target.support.checked(network.output)
     if isinstance(validate, Support):
         validate.checked(network.output)

@@ -22,8 +22,8 @@ from fewshift.trust.held_out import HeldOut, ImageAnswers, asked
 
 Accept = str | float | Callable[[Gain | None], bool]
 ACCEPT = ("not-worse", "better", "always")
-CLEAR = math.log(20)  # nats: such a ratio of likelihoods, or a higher one, is seen by chance once in twenty times
-LOOKED_AT = 256  # unlabelled images that both networks are asked about
+CLEAR = math.log(20)  # nats: chance alone makes a ratio of likelihoods as high as this at most once in twenty times
+LOOKED_AT = 256  # unlabelled images that both networks predict, at most
 
 
 class Missing(Enum):
@@ -43,7 +43,7 @@ class Weakness(Enum):
 
 
 class Fact(Enum):
-    """Something that evidence tells."""
+    """A kind of fact that evidence may have."""
 
     GAIN = "gain"
     MISSING = "missing"
@@ -55,7 +55,7 @@ class Fact(Enum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about an adaptation that it was not fitted to."""
+    """What images that an adaptation was not fitted to say about it."""
 
     gain: Gain | None
     held: HeldOut | None = None
@@ -64,8 +64,8 @@ class Evidence:
     error: str = ""  # its sentence
     weakness: Weakness | None = None
     blend: BlendSearch | None = None  # what a blend of statistics does to the support's own labels
-    agreement: float | None = None  # share of unlabelled images of which both networks say the same
-    unseen: tuple[str, ...] = ()  # classes without an image in the support, of which no held-out image can tell
+    agreement: float | None = None  # share of unlabelled images for which both networks predict the same
+    unseen: tuple[str, ...] = ()  # classes without an image in the support, and so without a held-out one
     new_classifier: bool = False
 
     @property
@@ -83,7 +83,7 @@ class Evidence:
 
     @property
     def failed(self) -> bool:
-        """Whether evidence was asked for, labels were there, and still there is none."""
+        """Whether there were labels to judge by, and still no evidence could be had."""
         return self.missing in (Missing.ONE_IMAGE, Missing.NEEDS_ALL)
 
 
@@ -118,7 +118,7 @@ def gather(
 
 
 def cross_validated(network: Network, target: Target, method: Method, kind: str, seed: int) -> Evidence:
-    """Adapt once for each fold, without it, and ask both networks about it."""
+    """Adapt once for each fold, without it, and let both networks predict it."""
     support = target.need_support(method.name).checked(network.output)
     folds = folds_of(support, kind, seed)
     if not folds:
@@ -151,7 +151,7 @@ def on_labelled(network: Network, predictor: nn.Module, labelled: Support) -> Ev
 
 
 def _unseen(network: Network, target: Target) -> tuple[str, ...]:
-    """The classes of which the support has no image."""
+    """The classes without an image in the support."""
     support = target.support
     if support is None or network.classes is None:
         return ()
@@ -167,7 +167,7 @@ def _new_classifier(network: Network, predictor: nn.Module) -> bool:
 
 @torch.no_grad()
 def _agreement(network: Network, predictor: nn.Module, target: Target) -> float | None:
-    """How often both networks say the same about unlabelled images (or their pixels), if there are any."""
+    """The share of unlabelled images (or of their pixels) for which both networks predict the same."""
     if target.unlabelled is None:
         return None
     places = torch.linspace(0, len(target.unlabelled) - 1, min(LOOKED_AT, len(target.unlabelled))).round().long()
@@ -193,16 +193,16 @@ class Rule(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the adapted network is handed over, and on what ground."""
+    """Whether the adapted network is handed over, and by which rule."""
 
     accepted: bool
     rule: Rule
     threshold: float | None = None
-    against: bool = False  # the evidence speaks against it, rather than not for it
+    against: bool = False  # whether a rejection is due to evidence against it, not to a lack of evidence for it
 
     @property
-    def told(self) -> tuple[Fact, ...]:
-        """The facts that a sentence about this verdict contains."""
+    def grounds(self) -> tuple[Fact, ...]:
+        """The facts that this verdict rests on."""
         return {
             Rule.UNSEEN_CLASSES: (Fact.UNSEEN,),
             Rule.NO_EVIDENCE: (Fact.MISSING,),
@@ -238,15 +238,16 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
 
 
 def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
-    """The source network is known and the adapted one is not: something has to speak for it, and nothing against it.
+    """The source network is known, the adapted one is not: something has to speak for it, and nothing against it.
 
-    Accuracies of a few dozen images say little, so the labels' likelihood counts as well, on held-out images and under
-    the one number with which statistics are blended. With pixel labels an image is much evidence, and shares decide.
+    The accuracy on a few dozen images says little. So the likelihood of labels counts too: of the held-out ones, and
+    of the support's own under the blend of statistics, which is one number. With pixel labels an image is much
+    evidence, and the share of right pixels decides.
     """
     if not isinstance(evidence.held, ImageAnswers):
         return Verdict(gain.point > 0 or (gain.point == 0 and gain.loss_change < 0), Rule.POINT)
     up = gain.low > 0
-    # without images to object, one nat for each: the statistics were made of the very images that are asked about
+    # one nat per image: the statistics come from the very images that judge, and no others can object
     enough = float(max(CLEAR, gain.images)) if gain.weak else CLEAR
     blend = evidence.blend
     speaks_for = up or gain.nats > enough or (blend is not None and blend.nats > enough)

@@ -1,10 +1,10 @@
 """How many labels are worth it? The gain of adapting to k images per class, for growing k.
 
-A support of K images per class holds smaller ones. Each draw puts the images of every class in a random order, the
-first k of which are adapted to: a larger k only adds images. All k of a draw are judged by the same images, those that
-the largest k leaves out, or labelled ones outside the support. What differs along the curve is then due to k, and what
-differs between draws to which images were labelled. The images left out go round, as in cross-validation: none judges
-a second time before every other of its class has.
+A support of K images per class contains smaller ones. Each draw puts the images of every class in a random order and
+adapts to the first k, so a larger k only adds images. All k of a draw are judged by the same images: those that the
+largest k leaves out, or labelled ones outside the support. So differences along the curve are due to k, and
+differences between draws to the images that were labelled. The images left out rotate, as in cross-validation: no
+image judges a second time before every other of its class has judged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fewshift.trust.held_out import shares_right
 
 DRAWS = 5
 LADDER = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # images per class that are tried
-APART = 1.25  # times the one before it that the largest of them has to be
-FURTHER = 1.5  # times k up to which a curve has to be measured before it can be called flat from k on
-SMALL = 1.0  # points of accuracy that nobody would label for
-ONE_IN_TWENTY = 0.05  # times that chance alone is called more than chance
+APART = 1.25  # the largest k is at least this many times the one before
+FURTHER = 1.5  # a curve can be flat from k on only if the largest k is at least this many times k
+SMALL = 1.0  # points of accuracy that are not worth a label
+ONE_IN_TWENTY = 0.05  # how often chance alone is taken for more
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Point:
     gains: tuple[float, ...]  # one for each draw
     low: float  # of the interval of their mean
     high: float
-    draws: int  # different ones: of all images there is only one
-    chance: float | None  # the spread over draws that the number of images that judge makes alone
+    draws: int  # different ones: there is only one draw of all images
+    chance: float | None  # the spread over draws that the sampling noise of the judging images makes alone
 
     @property
     def mean(self) -> float:
@@ -73,7 +73,7 @@ class Point:
         return max(self.gains)
 
     def to_json(self) -> dict[str, Any]:
-        """Give fields and figures as JSON knows them."""
+        """The fields and what follows from them, ready for JSON."""
         figures = {name: getattr(self, name) for name in ("mean", "spread", "matters", "lowest", "highest")}
         return asdict(self) | {"gains": list(self.gains)} | figures
 
@@ -90,7 +90,7 @@ class Step:
 
     @property
     def clear(self) -> bool:
-        """Whether it is a rise for certain, and not one that is small for certain."""
+        """Whether it is certainly a rise, and not certainly a small one."""
         return self.low > 0 and self.high >= SMALL
 
 
@@ -104,7 +104,7 @@ def checked_shots(shots: Sequence[int] | None, pool: Support, *, outside: bool =
     whose = f"class {pool.class_name(rarest)}" if pool.kind.stratified else "the support"
     if most < 1:
         raise FewshiftError(
-            f"{whose} has a single image, which cannot be learned from and judge as well: label another, or give "
+            f"{whose} has a single image, which cannot both be adapted to and judge: label another, or give "
             "labelled images outside the support"
         )
     if shots is None:
@@ -115,10 +115,10 @@ def checked_shots(shots: Sequence[int] | None, pool: Support, *, outside: bool =
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise FewshiftError(f"shots={k!r} is no number of images: give 1, 2, ...")
         if k > most:
-            judging = "" if outside else ", one of which has to judge"
+            judging = "" if outside else " and one has to judge"
             raise FewshiftError(f"{whose} has {pool.shots} images{judging}, {k} shots asked: ask for at most {most}")
     if not shots:
-        raise FewshiftError("no shots are given: ask for at least one number of images")
+        raise FewshiftError("there are no shots: ask for at least one number of images")
     return tuple(sorted(set(shots)))
 
 
@@ -130,7 +130,7 @@ def strata(pool: Support) -> Tensor:
 def rotated(labels: Tensor, most: int, draws: int, seed: int) -> Tensor:
     """(draws, images): the place of every image in a random order of its class; from place `most` on it is left out.
 
-    Those left out go round: none is a second time before every other of its class was.
+    Those left out rotate: none is left out a second time before every other of its class was.
     """
     generator = torch.Generator().manual_seed(seed)
     places = torch.zeros(draws, len(labels), dtype=torch.long)
@@ -142,7 +142,7 @@ def rotated(labels: Tensor, most: int, draws: int, seed: int) -> Tensor:
             order = order[times[order].argsort(stable=True, descending=True)]
             kept, out = order[:most], order[most:]
             times[out] += 1
-            kept = kept[torch.randperm(len(kept), generator=generator)]  # in an order that knows nothing of others
+            kept = kept[torch.randperm(len(kept), generator=generator)]  # in a fresh order
             place[members[torch.cat([kept, out])]] = torch.arange(len(members))
     return places
 
@@ -155,7 +155,7 @@ class Measured:
     """Which share of every image was right, (draws, images): all or nothing where an image has one label."""
 
     images: Tensor  # positions, in the support or among the labelled images outside it
-    before: Tensor  # said by the source network
+    before: Tensor  # by the source network
     after: Mapping[int, Tensor]  # by networks adapted to k images per class, k rising
     different: Mapping[int, int]  # draws of k that differ
 
@@ -237,7 +237,7 @@ def measure(
     ks: Sequence[int],
     places: Tensor,
 ) -> Measured:
-    """Adapt to the first k images of every class, for every draw and k, and ask about images that no k has seen."""
+    """Adapt to the first k images of every class, for every draw and k, and predict images that no k has seen."""
     asked = pool if outside is None else outside
     everyone = torch.arange(len(asked))
     judging = [everyone if outside is not None else (place >= ks[-1]).nonzero().flatten() for place in places]
@@ -246,7 +246,7 @@ def measure(
     for draw, k in progress.track([(draw, k) for draw in range(len(places)) for k in ks], "adaptations"):
         kept, out = (places[draw] < k).nonzero().flatten(), judging[draw]
         same = (*kept.tolist(), -1, *out.tolist())
-        if same not in known:  # of all images there is but one draw
+        if same not in known:  # there is only one draw of all images
             known[same] = _asked(adapted, pool.part(kept), asked.part(out), k)
         after[k].append(known[same])
     images = torch.stack(judging)

@@ -10,9 +10,9 @@ How far N images are from that is measured in every layer by its channels' avera
 of d and L half the logarithm of the mean of q: shifts in deviations, and in logarithms of deviations.
 
 **The sampling error.** Positions within an image are alike, so the sampling unit is the image. How much images differ
-from each other is not stored in a layer (its variance is that within images plus that between them), but N images
-show it: the variance of d_i and q_i over them, in the units of D and L. For few images it is shrunk to a guess,
-which is all there is for one. A tolerance is added, because the source's own images are not at 0 either: its
+from each other is not stored in a layer (its variance is that within images plus that between images), but N images
+show it: the variance of d_i and q_i over images, in the units of D and L. For few images it is shrunk to a guess;
+for one image the guess is all there is. A tolerance is added, because the source's own images are not at 0 either: its
 statistics were gathered in training, from other crops, under weights that still moved.
 
 **The score** of a layer is the root of (D^2 + L^2) / (variance / N + tolerance^2): about 1 for images of the source,
@@ -28,8 +28,8 @@ two samples, and the variance is that within both. It matters for networks that 
 they remember augmented images, from which plain ones of the source are as far as those of another place can be.
 
 The constants were set on six networks (two on digits, four on PACS) so that random images of the source raise an alarm
-in at most 5 % of draws, whatever N is; of a mixture of domains it was up to 7 % for five images, nearly all of them
-draws of one domain. docs/trust.md has the rates, `benchmarks/shift.py` measures them again.
+in at most 5 % of draws, whatever N is; for a mixture of domains it was up to 7 % with five images, nearly all in draws
+of one domain. docs/trust.md has the rates, `benchmarks/shift.py` measures them again.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_unlabelled
 from fewshift.models.cards import known_card
 
-MOST = 256  # images that are looked at: beyond them the tolerance, not the sampling error, decides
+MOST = 256  # images that are looked at: with more, the tolerance decides and not the sampling error
 AT_ONCE = 32  # images that pass together, memory allowing
 
 TOLERANCE = 0.05  # source deviations by which images of the source may be off
 GUESS = 0.25  # variance between images, in source variances, before any was seen
-GUESS_COUNTS = 2  # images for which this guess stands
+GUESS_COUNTS = 2  # images that this guess weighs as much as
 DIRECTIONS = 4  # in which images differ, before any was seen
-DIRECTIONS_COUNT = 5  # images for which that guess stands
+DIRECTIONS_COUNT = 5  # images that this guess weighs as much as
 MOST_DIRECTIONS = 60
 SILENT = 0.95  # share of draws from the source without an alarm
 TINY = 1e-12  # a layer without eps may remember a channel that never varied
@@ -101,7 +101,7 @@ class Shift:
         return tuple(sorted(self.layers, key=lambda layer: layer.rank))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields and the verdict, as JSON knows them."""
+        """The fields and the verdict, ready for JSON."""
         return {"shifted": self.shifted} | asdict(self)
 
 
@@ -148,7 +148,7 @@ class Seen:
 
 
 def look(model: nn.Module, pictures: Unlabelled, head: str | None = None, most: int | None = None) -> dict[str, Seen]:
-    """What every layer of the source network sees of the images, of `most` (256) of them where there are more."""
+    """What every layer of the source network sees of the images, of at most `most` (256)."""
     count = min(most or MOST, len(pictures))
     chosen = torch.arange(count) * len(pictures) // count
     network = Network.of(model, pictures.batch(chosen[:1]), head)
@@ -195,7 +195,7 @@ class _Measured:
     std_ratio: float
     effect: float  # average of D^2 + L^2 over channels
     error: float  # the same for images of the source, squared sampling error and tolerance
-    products: Tensor  # what the images' deviations from their average have in common: one row and column for each
+    products: Tensor  # (N, N) inner products of the images' deviations from their average
     free: int  # degrees of freedom of these
 
 
@@ -241,7 +241,7 @@ class _Sample:
 def _directions(products: Tensor, free: int) -> float:
     """r = (tr S)^2 / tr S^2 of the covariance S between images, from their products, shrunk to the guess.
 
-    What is shrunk is 1 / r, of which Bai and Saranadasa (1996) have an estimate without bias from three images on.
+    1 / r is shrunk: Bai and Saranadasa (1996) estimate it without bias, from three images on.
     """
     trace, square = float(products.trace()), float(products.square().sum())
     if free < 2 or trace == 0:  # too few, or the same image over and over
@@ -267,7 +267,7 @@ def _passed(network: Network, working: nn.Module, source: Mapping[str, SourceLay
 
 
 def _batches(network: Network, pictures: Unlabelled, chosen: Tensor) -> Iterator[Tensor]:
-    """The chosen images, as many together as have the same size and as memory allows."""
+    """The chosen images in batches of one size, as large as memory allows."""
     waiting: list[Tensor] = []
     room = AT_ONCE
     for index in progress_.track(chosen.split(1), "images"):
@@ -283,7 +283,7 @@ def _batches(network: Network, pictures: Unlabelled, chosen: Tensor) -> Iterator
 
 
 def _of_each_image(name: str, calls: list[Moments], images: int) -> Moments:
-    """The moments of every image over all that a layer saw of it: it may run several times, or on parts of images."""
+    """The moments of each image over all that a layer saw of it, in several runs or on parts of the image."""
     if not calls or any(len(moments.mean) % images for moments in calls):
         raise FewshiftError(
             f"layer '{name}' does not see every image in the same way, so images cannot be compared in it: "
