@@ -40,7 +40,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_file(model.state_dict(), "w.safetensors")
     names = [f"class-{number}" for number in range(classes)]
     steps = {"resize": SIDE, "crop": SIDE, "mean": [0.5] * 3, "std": [0.25] * 3}
-    Path("w.json").write_text(json.dumps({"classes": names, "preprocess": steps}))
+    Path("w.json").write_text(json.dumps({"classes": names, **steps}))
     generator = torch.Generator().manual_seed(0)
     for folder in ("photos", "labelled"):
         for name in names:

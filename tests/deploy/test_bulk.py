@@ -6,7 +6,6 @@ import csv
 import io
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import nn
 import fewshift
 from fewshift.deploy import bulk
 from fewshift.images import scene_folder
+from fewshift.models.cards import Card, with_card
 from tests.helpers.labeller import CLASSES, STEPS, coarse, forward, labeller, paint, read, snapshot
 from tests.helpers.networks import make_support, make_tiny, same_state, state
 from tests.helpers.pictures import picture, save
@@ -73,8 +73,9 @@ def test_the_card_of_a_network_brings_classes_and_preprocessing(photos: Path) ->
     model = make_tiny()
     with pytest.raises(fewshift.FewshiftError, match="Tiny wants its images is not known: pass preprocess="):
         fewshift.predict(model, photos)
-    model.fewshift_card = SimpleNamespace(preprocess=SMALL, classes=NAMES)  # type: ignore[assignment]
-    assert fewshift.predict(model, photos) == fewshift.predict(make_tiny(), photos, preprocess=SMALL, classes=NAMES)
+    assert fewshift.predict(with_card(model, Card(preprocess=SMALL, classes=NAMES)), photos) == fewshift.predict(
+        make_tiny(), photos, preprocess=SMALL, classes=NAMES
+    )
 
 
 def test_the_table_is_written_and_some_files_are_enough(photos: Path, tmp_path: Path) -> None:

@@ -140,8 +140,8 @@ def test_augmented_and_plain_images_go_where_the_paper_sends_them():
 
 def test_the_same_views_are_drawn_for_every_candidate():
     support = replace(make_support(), augment=lambda image: image + torch.rand(()))
-    notes = fitted(LCCS(statistics="ema", init_epochs=2, epochs=0, grid=2), support=support).notes
-    again = fitted(LCCS(statistics="ema", init_epochs=2, epochs=0, grid=3), support=support).notes
+    notes = fitted(LCCS(statistics="ema", epochs=0, grid=2), support=support).notes
+    again = fitted(LCCS(statistics="ema", epochs=0, grid=3), support=support).notes
     assert notes["grid"][1]["loss"] == again["grid"][2]["loss"]
 
 

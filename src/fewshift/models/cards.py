@@ -55,7 +55,7 @@ class Card:
 
 def known_card(model: nn.Module) -> Card:
     """What is known about any network: its own card, or for a timm model timm's preprocessing, or nothing."""
-    card = vars(model).get(ATTRIBUTE)
+    card = getattr(model, "__dict__", {}).get(ATTRIBUTE)
     if isinstance(card, Card):
         return card
     return Card(preprocess=timm_steps(model))

@@ -313,7 +313,7 @@ def test_matrices_compare_the_source_with_the_best_row_of_lccs(sections: dict[st
     page = sections["plain"]
     rights = [25 + 5 + seed * 2 + 4 for seed in (0, 1, 2)]
     percent = 100 * sum(rights) / (3 * PER_CLASS)
-    assert alt(page, "Confusion matrix of LCCS, k = 5 on north").endswith(f": {percent:.1f}% of 450 answers right.")
+    assert alt(page, "Confusion matrix of LCCS, k = 5 on north").endswith(f": {percent:.1f}% of 450 images right.")
     before = 100 * sum(20 + seed * 2 + 4 for seed in (0, 1, 2)) / (3 * PER_CLASS)
     assert f"ant {before:.1f} {percent:.1f} {percent - before:+.1f}" in page.words
     assert "LCCS, k = 1 on north" not in page.words

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fewshift import FewshiftError, adapt
+from fewshift import Auto, FewshiftError, adapt
 from fewshift.core.support import Support, draw_support
 from fewshift.images.preprocess import Preprocess
 from fewshift.lab.bench import materials, trust
@@ -31,11 +31,10 @@ from fewshift.lab.bench.trust import Trial, goals, listing, summed
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.lab.datasets.copies import load_validation
-from fewshift.methods.lccs import LCCS
 from fewshift.models.cards import Card, read_card, with_card
 from fewshift.report import run_figures as figures
 from fewshift.report.tables import Listing, listing_latex, listing_markdown
-from fewshift.trust.guard import Verdict
+from fewshift.trust.guard import Rule, Verdict
 from tests.helpers.bench import DOMAIN, tiny_materials
 from tests.helpers.networks import make_tiny
 from tests.helpers.pages import Page
@@ -85,8 +84,8 @@ def test_a_damage_that_does_not_exist_is_named():
 
 # --- cells
 
-FAST = {"epochs": 1, "grid": 2, "classifier": "evidence", "classifier_epochs": 1}
-CELL = Cell("toy", "tiny", "place", "lccs", FAST, shots=5, largest_support=5, validate="cv")
+FAST = {"epochs": 1}
+CELL = Cell("toy", "tiny", "place", "auto", FAST, shots=5, largest_support=5, validate="cv")
 
 
 def accuracy(model: torch.nn.Module, cell: Cell = CELL) -> float:
@@ -104,7 +103,7 @@ def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(damage):
     if damage:
         drawn, labels = damaged(drawn, labels, damage, 3, 0)
         assert result["support_labels"] == labels.tolist()
-    expected = adapt(make_tiny(), Support(DOMAIN.pictures[drawn], labels), method=LCCS(**FAST))
+    expected = adapt(make_tiny(), Support(DOMAIN.pictures[drawn], labels), method=Auto(**FAST))
     told = result["trust"]
     assert told["accuracy"] == pytest.approx(
         {
@@ -125,7 +124,7 @@ def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(damage):
 
 
 def test_what_the_guard_refuses_is_answered_by_the_source_network(monkeypatch):
-    monkeypatch.setattr("fewshift.api.decide", lambda *_, **__: Verdict(False, "rejected: a test"))
+    monkeypatch.setattr("fewshift.api.decide", lambda *_, **__: Verdict(False, Rule.CALLABLE))
     result = run(CELL, tiny_materials())
     source = run(replace(CELL, method="source", settings={}, shots=None, validate=None), tiny_materials())
     for score in ("accuracy", "macro_f1", "macro_f1_with_support", "tally"):
@@ -341,7 +340,7 @@ def test_the_trust_grids_have_every_condition_five_times_per_target(name, target
     }
     cells = grid.cells()
     assert len(cells) == 9 * 5 * targets
-    assert all((it.validate, it.build()) == ("cv", LCCS(classifier="evidence")) for it in cells)
+    assert all((cell.validate, cell.build()) == ("cv", Auto()) for cell in cells)
 
 
 # --- what trials amount to

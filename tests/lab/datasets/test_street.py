@@ -175,9 +175,9 @@ def test_camvid_is_read_as_published(tmp_path: Path) -> None:
 
 
 def test_each_kind_of_data_has_its_reader(tmp_path: Path) -> None:
-    with pytest.raises(FewshiftError, match="camvid has labels for pixels: read it with load_scenes"):
+    with pytest.raises(FewshiftError, match=r"camvid .*pixel.*load_scenes"):
         load_domain("camvid", "day", tmp_path)
-    with pytest.raises(FewshiftError, match="pacs has labels for images: read it with load_domain"):
+    with pytest.raises(FewshiftError, match=r"pacs .*image.*load_domain"):
         load_scenes("pacs", "photo", tmp_path)
     with pytest.raises(FewshiftError, match="camvid has no domain 'night': use one of day, dusk"):
         load_scenes("camvid", "day+night", tmp_path)
