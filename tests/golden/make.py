@@ -103,8 +103,6 @@ def methods() -> dict[str, Any]:
     found = {}
     for place, (model, support, images) in places().items():
         for name in METHODS:
-            if place == "digits" and name in ("delta-reg", "sdda"):
-                continue  # a minute each; the tiny network has the same code
             for seed in SEEDS:
                 found[f"{place}/{name}/{seed}"] = fitted(name, model, support, images, seed)
     return found

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fewshift.lab.bench.curves import SHOTS
@@ -40,10 +40,9 @@ def chosen_v(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
     return pictures
 
 
-def objectives(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
+def objectives(grid: Grid, outcomes: Group, key: str) -> Iterator[Picture]:
     """Test score over fixed v, above the losses that a search by cross-entropy or entropy would follow."""
     lccs = [outcome for outcome in outcomes if outcome.cell.method == "lccs"]
-    pictures = []
     for number, group in enumerate(grouped(lccs, lambda outcome: (_base(outcome), outcome.cell.shots)).values()):
         fixed = [outcome for outcome in group if isinstance(_setting(outcome, "init"), (int, float))]
         scores = points_of(grid, fixed, lambda outcome: float(_setting(outcome, "init")))
@@ -67,8 +66,7 @@ def objectives(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
             f"{words.sentence(what(grid))} of a fixed v (above), and the losses on the support that a search follows "
             f"(below), k = {group[0].cell.shots}. Large marks: the v it chose, and how often. {facts}"
         )
-        pictures.append(Picture(svg, caption))
-    return pictures
+        yield Picture(svg, caption)
 
 
 def layers(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
