@@ -1,0 +1,110 @@
+"""One front door: folders, tensors, cards and commands lead to the same adaptation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from typer.main import get_command
+
+import fewshift
+from fewshift import FewshiftError, Preprocess
+from fewshift.cli import app
+from tests.helpers.networks import make_tiny
+
+CLASSES = ("ant", "bee", "cat")
+STEPS = Preprocess(None, 8, (0.5,) * 3, (0.25,) * 3)
+RESEARCH = {"demo", "train", "bench", "report", "list"}  # of the lab: not part of the front door
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Weights with a card, and four photographs of each class."""
+    save_file(make_tiny().state_dict(), tmp_path / "w.safetensors")
+    card = {"classes": CLASSES, "crop": 8, "mean": [0.5] * 3, "std": [0.25] * 3}
+    (tmp_path / "w.json").write_text(json.dumps(card))
+    generator = torch.Generator().manual_seed(0)
+    for label, name in enumerate(CLASSES):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(4):
+            pixels = torch.randint(0, 120, (8, 8, 3), generator=generator)
+            pixels[:, :, label] += 120
+            Image.fromarray(pixels.byte().numpy()).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path
+
+
+def load(place: Path) -> torch.nn.Module:
+    return fewshift.load("tests.helpers.networks:make_tiny", place / "w.safetensors")
+
+
+def weights(result: fewshift.Adaptation) -> dict[str, torch.Tensor]:
+    return dict(result.candidate.state_dict())
+
+
+def same(left: fewshift.Adaptation, right: fewshift.Adaptation) -> bool:
+    return all(torch.equal(tensor, weights(right)[name]) for name, tensor in weights(left).items())
+
+
+def test_a_loaded_network_knows_how_it_wants_its_images(place: Path) -> None:
+    known = fewshift.adapt(load(place), place / "photos", method="adabn", validate=None)
+    spelled = fewshift.adapt(
+        make_tiny(), place / "photos", method="adabn", validate=None, preprocess=STEPS, classes=CLASSES
+    )
+    assert same(known, spelled)
+    assert known.classes == spelled.classes == CLASSES
+    assert known.delta.preprocess == STEPS.to_json()
+
+
+def test_the_adapted_network_knows_it_too(place: Path) -> None:
+    adapted = fewshift.adapt(load(place), place / "photos", method="adabn", validate=None).model
+    rows = fewshift.predict(adapted, place / "photos").rows
+    assert {row.name for row in rows} <= set(CLASSES)
+
+
+def test_a_timm_model_is_asked_for_its_own_preprocessing(place: Path) -> None:
+    model = timm.create_model("resnet18", num_classes=3)
+    result = fewshift.adapt(model, place / "photos", method="source", validate=None)
+    own = timm.data.resolve_model_data_config(model)
+    assert result.preprocess is not None
+    assert (result.preprocess.crop, result.preprocess.mean) == (own["input_size"][-1], tuple(own["mean"]))
+
+
+def test_where_nobody_knows_it_is_one_sentence(place: Path) -> None:
+    with pytest.raises(FewshiftError, match="preprocess="):
+        fewshift.adapt(make_tiny(), place / "photos")
+
+
+def test_shots_draw_as_many_images_of_every_class_and_larger_draws_contain_smaller_ones(place: Path) -> None:
+    drawn = {}
+    for shots in (1, 2, 3):
+        result = fewshift.adapt(load(place), place / "photos", method="source", shots=shots, validate=None, seed=4)
+        assert result.support is not None
+        assert set(result.support.counts.values()) == {shots}
+        drawn[shots] = set(map(str, result.support.files or ()))
+    assert drawn[1] < drawn[2] < drawn[3]
+
+
+def test_a_repeated_picture_is_named_by_its_files(place: Path) -> None:
+    (place / "photos" / "bee" / "again.png").write_bytes((place / "photos" / "ant" / "0.png").read_bytes())
+    with pytest.raises(FewshiftError, match=r"ant/0\.png.*bee/again\.png|bee/again\.png.*ant/0\.png"):
+        fewshift.adapt(load(place), place / "photos", method="adabn")
+
+
+def test_every_daily_command_is_a_call_in_python() -> None:
+    commands = set(get_command(app).commands) - RESEARCH  # type: ignore[attr-defined]
+    missing = [name for name in commands if not callable(getattr(fewshift, name.replace("-", "_"), None))]
+    assert not missing
+
+
+def test_the_command_writes_the_delta_that_python_makes(place: Path, command) -> None:
+    out = place / "camera.safetensors"
+    words = ["adapt", "--model", "tests.helpers.networks:make_tiny", "--weights", place / "w.safetensors"]
+    words += ["--support", place / "photos", "--method", "adabn", "--accept", "always", "--out", out]
+    assert command(*words).code == 0
+    result = fewshift.adapt(load(place), place / "photos", method="adabn", accept="always")
+    assert out.read_bytes() == result.delta.save(place / "python.safetensors").read_bytes()
