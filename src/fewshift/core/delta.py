@@ -61,7 +61,8 @@ class Delta:
     def between(cls, source: nn.Module, adapted: nn.Module, **about: Any) -> Delta:
         """The delta that turns `source` into `adapted`."""
         before, after = source.state_dict(), adapted.state_dict()
-        if _layout(before) != _layout(after):
+        prints = Fingerprint.of(source), Fingerprint.of(adapted)
+        if prints[0].architecture != prints[1].architecture:
             raise FewshiftError(
                 f"this {type(adapted).__name__} is not the source network with other weights, so it has no delta: "
                 "keep it as it is, or choose a method that returns a plain network"
@@ -70,7 +71,7 @@ class Delta:
             name: _bits(after[name]) ^ _bits(before[name].to(after[name].device)) for name in _one_name_each(before)
         }
         changed = {name: value.cpu() for name, value in bits.items() if value.any()}
-        return cls(changed, Fingerprint.of(source), Fingerprint.of(adapted), **about)
+        return cls(changed, *prints, **about)
 
     def apply(self, model: nn.Module, classes: Sequence[str] | None = None) -> nn.Module:
         """The adapted copy of the source network; refuses any other network."""
@@ -189,10 +190,6 @@ def _one_name_each(state: Mapping[str, Tensor]) -> list[str]:
     for name, tensor in state.items():
         first.setdefault((tensor.data_ptr(), tensor.shape), name)
     return list(first.values())
-
-
-def _layout(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in state.items()}
 
 
 def _plain(value: Any) -> Any:

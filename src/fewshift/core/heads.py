@@ -21,11 +21,6 @@ def centroids(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     return (members @ features) / members.sum(1, keepdim=True).clamp(min=1)
 
 
-def cosine_logits(features: Tensor, centres: Tensor) -> Tensor:
-    """cos(f, c_k): one row per image, one column per class, each in [-1, 1]."""
-    return F.normalize(features, dim=1) @ F.normalize(centres, dim=1).T
-
-
 def nearest_centroid_head(network: Network, model: nn.Module, support: Support) -> dict[str, Tensor]:
     """The head's tensors with which `model`, a working copy, classifies by nearest centroid.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -227,6 +228,18 @@ def structural_copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a device can give without swapping; None if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(available[0]) * 1024 if available else None
+
+
 def like(model: nn.Module, images: Tensor) -> Tensor:
     """`images` on the device and in the floating type of the network's weights."""
     for tensor in chain(model.parameters(), model.buffers()):
@@ -271,11 +284,8 @@ def logits_of(output: Any) -> Tensor:
 def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
     """Within the block, collect what enters the head: one tensor per forward pass."""
     seen: list[Tensor] = []
-    hook = model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
+    with model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0])):
         yield seen
-    finally:
-        hook.remove()
 
 
 def features(model: nn.Module, head: str, images: Tensor) -> Tensor:

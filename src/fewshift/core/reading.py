@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewshift.core import _progress as progress
-from fewshift.core._memory import free_memory
 from fewshift.core.moments import (
     Moments,
     Normal,
@@ -31,7 +30,7 @@ from fewshift.core.moments import (
     source_layers,
     write_affine,
 )
-from fewshift.core.network import Layer, Network, batchnorm, logits_of
+from fewshift.core.network import Layer, Network, batchnorm, free_memory, logits_of
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 

@@ -6,7 +6,7 @@ Li et al., "DELTA: Deep Learning Transfer using Feature Map with Attention for C
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, cast
@@ -190,12 +190,8 @@ def without(layer: nn.Conv2d, channel: int, output: Tensor) -> Tensor:
 def maps(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
     """Within the block, collect the outputs of these layers, in order of execution."""
     seen: dict[str, Tensor] = {}
-    handles = [
-        model.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: seen.update({name: output}))
-        for name in names
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name in names:
+            layer = model.get_submodule(name)
+            hooks.enter_context(layer.register_forward_hook(lambda *args, name=name: seen.update({name: args[2]})))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -192,8 +192,8 @@ class ValueRange:
     def of(cls, model: nn.Module, unlabelled: Unlabelled, size: int) -> ValueRange:
         """From one pass over the target."""
         ends = []
-        for _, images in unlabelled.batches(size):
-            channels = like(model, images).transpose(0, 1).flatten(1)
+        for indices in in_order(unlabelled, size):
+            channels = like(model, unlabelled.batch(indices)).transpose(0, 1).flatten(1)
             ends.append((channels.amin(1), channels.amax(1)))
         low = torch.stack([least for least, _ in ends]).amin(0)[:, None, None]
         high = torch.stack([most for _, most in ends]).amax(0)[:, None, None]
