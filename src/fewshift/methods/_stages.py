@@ -1,11 +1,9 @@
-"""What the stages of LCCS hand to each other."""
+"""What the stages of LCCS hand to each other, and its two readings: the paper's and the released code's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from fewshift.core.loop import Course
 from fewshift.core.losses import Loss
@@ -56,8 +54,18 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """The head's tensors where they are not the source's, and the losses of its training."""
+class Variant:
+    """Where the paper, read correctly, and the authors' released code differ."""
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+    steps: Literal["every minibatch", "last minibatch"]  # of an epoch, on which the optimiser takes a step
+    drop_last: bool  # an incomplete minibatch is left out
+    stale: bool  # inference uses the statistics from before the last step
+    borrow_scale: bool  # the directions of sigma are scaled by the singular values of the means
+    guard: bool  # layers that see one position per image, or reach sigma <= 0, are taken care of
+    double: bool  # adaptation runs in float64
+
+
+VARIANTS = {
+    "paper": Variant("every minibatch", False, stale=False, borrow_scale=False, guard=True, double=False),
+    "released": Variant("last minibatch", True, stale=True, borrow_scale=True, guard=False, double=True),
+}

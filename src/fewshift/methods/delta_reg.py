@@ -20,7 +20,7 @@ from fewshift.core.method import Fitted
 from fewshift.core.network import Network, like, linear, logits_of
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import Penalty, SGDFineTuning, Training, prepare, sgd, trainable, tune, tune_head
+from fewshift.methods._finetuning import Penalty, SGDFineTuning, prepare, trainable, tune, tune_head
 from fewshift.methods._replay import resumed
 
 STAGES = 4  # convolutions whose maps are watched
@@ -59,15 +59,8 @@ class DeltaReg(SGDFineTuning):
         weights = self._attention(network, support, target, watched, seed)
         model = trainable(network, self.bn, support)
         with maps(model, watched) as own:
-            return tune(
-                network,
-                support,
-                target,
-                "all",
-                self.training(seed),
-                model=model,
-                penalty=lambda model: self.penalty(network, model, own, weights),
-            )
+            penalty = partial(self.penalty, network, own=own, weights=weights)
+            return tune(network, support, target, "all", self, seed, model=model, penalty=penalty)
 
     def penalty(
         self, network: Network, model: nn.Module, own: dict[str, Tensor], weights: dict[str, Tensor]
@@ -92,8 +85,8 @@ class DeltaReg(SGDFineTuning):
         """Channel weights of every watched layer, under a head trained briefly on the support."""
         tuned = network
         for lr, epochs in ATTENTION_HEAD:
-            training = Training(sgd(lr, weight_decay=1e-4), "source_frozen", epochs, support.minibatch(None), seed)
-            model, _ = tune_head(tuned, support, target, training)
+            brief = DeltaReg("source_frozen", epochs, lr, weight_decay=1e-4)
+            model, _ = tune_head(tuned, support, target, brief, seed)
             tuned = replace(network, model=model)
         model = trainable(tuned, "source_frozen")
         order = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))  # of all classes

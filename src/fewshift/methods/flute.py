@@ -6,6 +6,7 @@ Triantafillou et al., "Learning a Universal Template for Few-shot Dataset Genera
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -19,15 +20,7 @@ from fewshift.core.network import Network, head_inputs, refuse_unadaptable
 from fewshift.core.randomness import private_randomness
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import (
-    adam,
-    affine_parameters,
-    finished,
-    prepare,
-    trainable,
-    use_batches,
-    write_statistics,
-)
+from fewshift.methods._finetuning import adam, affine_parameters, prepare, trainable, use_batches, write_statistics
 
 FLOOR = 1e-3  # of the squared length of an embedding
 
@@ -55,8 +48,7 @@ class Flute(Method):
     def check(self) -> None:
         """Two images per minibatch at least, known words."""
         self.at_least(batch_size=2)
-        if self.stats not in ("support", "source") or self.centroid_grad not in ("flow", "detach"):
-            raise FewshiftError("stats is 'support' or 'source', centroid_grad 'flow' or 'detach': choose one of these")
+        self.one_of(stats=("support", "source"), centroid_grad=("flow", "detach"))
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train weight and bias, take the support's statistics, put the centroids into the head."""
@@ -81,13 +73,9 @@ class Flute(Method):
             return centroid_loss(seen[-1].flatten(1), labels, detach=self.centroid_grad == "detach")
 
         with private_randomness(seed) as generator:
-            course = fit(
-                loss,
-                lambda: balanced_minibatches(support.targets, self.batch_size, generator),
-                adam(self.lr)(tensors),
-                self.epochs,
-            )
-        model = finished(network, model)
+            batches = partial(balanced_minibatches, support.targets, self.batch_size, generator)
+            course = fit(loss, batches, adam(self.lr)(tensors), self.epochs)
+        model = network.with_tensors(model.state_dict())
         if self.stats == "support":
             write_statistics(network, model, support)
         state = model.state_dict()

@@ -35,8 +35,6 @@ from fewshift.methods._adversarial import (
 from fewshift.methods._finetuning import body_parameters, head_parameters, trainable
 from fewshift.methods._unlabelled import class_counts, in_order, predictions, prepare_unlabelled, ramp, shuffled
 
-HEADS = ("fresh", "source")
-
 
 @dataclass(frozen=True)
 class SDDA(Method):
@@ -89,10 +87,7 @@ class SDDA(Method):
                 f"epochs={self.epochs} end before adaptation begins at start_epoch={self.start_epoch}: "
                 f"give at least {self.start_epoch + 1}"
             )
-        if self.size not in SIZES:
-            raise FewshiftError(f"size={self.size} is not a size of the generator: choose one of {SIZES}")
-        if self.head not in HEADS:
-            raise FewshiftError(f"head={self.head!r} is unknown: choose 'fresh' or 'source'")
+        self.one_of(size=SIZES, head=("fresh", "source"))
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train generator and discriminator alone, then the network with them."""

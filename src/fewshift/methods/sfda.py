@@ -24,7 +24,6 @@ from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, like, linear
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.support import Target, Unlabelled
-from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import MOMENTUM, body_parameters, head_parameters, trainable, use_batches
 from fewshift.methods._unlabelled import (
     class_counts,
@@ -69,8 +68,7 @@ class SFDA(Method):
     def check(self) -> None:
         """Positive numbers, and a known memory."""
         self.at_least(memory_every=1, max_prototypes=1, batch_size=2)
-        if self.memory not in ("eval", "train"):
-            raise FewshiftError(f"memory={self.memory!r} is unknown: choose 'eval' or 'train'")
+        self.one_of(memory=("eval", "train"))
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Choose prototypes, train `memory_every` steps, choose again."""

@@ -5,7 +5,6 @@ Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 20
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -47,8 +46,7 @@ class Tent(Method):
 
     def check(self) -> None:
         """A known optimiser, and at least one step."""
-        if self.optimizer not in OPTIMIZERS:
-            raise FewshiftError(f"optimizer={self.optimizer!r} is unknown: choose one of {', '.join(OPTIMIZERS)}")
+        self.one_of(optimizer=tuple(OPTIMIZERS))
         self.at_least(steps=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
@@ -138,7 +136,7 @@ class EntropyMinimising(nn.Module):
 
     def _restore(self, tensors: list[Tensor]) -> None:
         with torch.no_grad():
-            for mine, kept in zip(self._affine(), copy.copy(tensors), strict=True):
+            for mine, kept in zip(self._affine(), tensors, strict=True):
                 mine.copy_(kept)
         self._start_again()
 
