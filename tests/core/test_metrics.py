@@ -68,7 +68,7 @@ def test_an_absent_class_counts_zero_if_it_is_ever_predicted_and_is_skipped_othe
 def test_ignored_pixels_do_not_count():
     labels = torch.tensor([[[0, 255], [1, 1]]])
     predicted = torch.tensor([[[0, 1], [1, 0]]])
-    assert metrics.pixel_tally(labels, predicted, 2).tolist() == [[1, 0], [1, 1]]
+    assert metrics.tally(labels, predicted, 2, ignore=255).tolist() == [[1, 0], [1, 1]]
 
 
 def test_calibration_error_is_that_of_a_naive_loop():

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fewshift.core.losses import IGNORE
-
 
 def tally(labels: Tensor, predictions: Tensor, classes: int, ignore: int | None = None) -> Tensor:
     """How often each true class (row) was predicted as each class (column); add tallies to pool them."""
@@ -24,11 +22,6 @@ def tally(labels: Tensor, predictions: Tensor, classes: int, ignore: int | None 
         keep = labels != ignore
         labels, predictions = labels[keep], predictions[keep]
     return (labels * classes + predictions).bincount(minlength=classes**2).reshape(classes, classes)
-
-
-def pixel_tally(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """The tally of labelled pixels."""
-    return tally(labels, predictions, classes, ignore=IGNORE)
 
 
 def accuracy(counts: Tensor) -> float:

@@ -43,7 +43,7 @@ class Weakness(Enum):
 
 
 class Fact(Enum):
-    """A kind of fact that evidence may have."""
+    """A fact that evidence may have: the name of its field."""
 
     GAIN = "gain"
     MISSING = "missing"
@@ -71,15 +71,7 @@ class Evidence:
     @property
     def facts(self) -> tuple[Fact, ...]:
         """Which facts there are."""
-        present = {
-            Fact.GAIN: self.gain is not None,
-            Fact.MISSING: self.missing is not None,
-            Fact.WEAKNESS: self.weakness is not None,
-            Fact.BLEND: self.blend is not None,
-            Fact.AGREEMENT: self.agreement is not None,
-            Fact.UNSEEN: bool(self.unseen),
-        }
-        return tuple(fact for fact, known in present.items() if known)
+        return tuple(fact for fact in Fact if getattr(self, fact.value) not in (None, ()))
 
     @property
     def failed(self) -> bool:
