@@ -44,17 +44,10 @@ def per_class_f1(counts: Tensor) -> Tensor:
     return _ratio(2 * counts.diagonal(), counts.sum(0) + counts.sum(1))
 
 
-def macro_f1(counts: Tensor, labels: str | Tensor = "present") -> float:
-    """The mean F1 over a set of classes.
-
-    - "present": those with an image in this test set (the convention of WILDS);
-    - "all": every class, 0 where none occurs and none is predicted;
-    - a tensor of class indices: a fixed set, such as the classes present before the support was taken out.
-    """
+def macro_f1(counts: Tensor, classes: Tensor | None = None) -> float:
+    """The mean F1 of these classes; by default of those with an image in this test set (the convention of WILDS)."""
     scores = per_class_f1(counts).nan_to_num(0.0)
-    if isinstance(labels, Tensor):
-        return float(scores[labels].mean())
-    return float(scores[counts.sum(1) > 0].mean() if labels == "present" else scores.mean())
+    return float(scores[counts.sum(1) > 0 if classes is None else classes].mean())
 
 
 def per_class_iou(counts: Tensor) -> Tensor:

@@ -62,16 +62,6 @@ PARTS: dict[str, Parts] = {
 }
 
 
-def sgd(lr: float, weight_decay: float, momentum: float = 0.9) -> Optimizer:
-    """SGD with momentum; weight decay is the gradient of (weight_decay / 2) |w|^2."""
-    return lambda tensors: torch.optim.SGD(tensors, lr=lr, momentum=momentum, weight_decay=weight_decay)
-
-
-def adam(lr: float) -> Optimizer:
-    """Adam without decay."""
-    return lambda tensors: torch.optim.Adam(tensors, lr=lr)
-
-
 def policy(bn: str, support: Support) -> str:
     """The policy, with `auto` resolved for this support."""
     if bn != "auto":
@@ -242,8 +232,8 @@ class FineTuning(Method):
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimiser with this method's rate."""
-        return adam(self.lr)
+        """Adam with this method's rate."""
+        return partial(torch.optim.Adam, lr=self.lr)
 
 
 @dataclass(frozen=True)
@@ -255,5 +245,5 @@ class SGDFineTuning(FineTuning):
 
     @property
     def optimizer(self) -> Optimizer:
-        """SGD with this method's rate, momentum and decay."""
-        return sgd(self.lr, self.weight_decay, self.momentum)
+        """SGD with this method's rate, momentum and decay: the gradient of (weight_decay / 2) |w|^2."""
+        return partial(torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

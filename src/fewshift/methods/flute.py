@@ -20,7 +20,7 @@ from fewshift.core.network import Network, head_inputs, refuse_unadaptable
 from fewshift.core.randomness import private_randomness
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import adam, affine_parameters, prepare, trainable, use_batches, write_statistics
+from fewshift.methods._finetuning import affine_parameters, prepare, trainable, use_batches, write_statistics
 
 FLOOR = 1e-3  # of the squared length of an embedding
 
@@ -74,7 +74,7 @@ class Flute(Method):
 
         with private_randomness(seed) as generator:
             batches = partial(balanced_minibatches, support.targets, self.batch_size, generator)
-            course = fit(loss, batches, adam(self.lr)(tensors), self.epochs)
+            course = fit(loss, batches, torch.optim.Adam(tensors, lr=self.lr), self.epochs)
         model = network.with_tensors(model.state_dict())
         if self.stats == "support":
             write_statistics(network, model, support)

@@ -29,8 +29,17 @@ from fewshift.core.reading import Blend, read_support, tied
 from fewshift.core.spans import Convex, Linear, Span, spanning_vectors
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._blend import Start, best_by_layer, best_common, by_average, exactly
-from fewshift.methods._stages import VARIANTS, Learned, Stages, Variant
+from fewshift.methods._stages import (
+    VARIANTS,
+    Learned,
+    Stages,
+    Start,
+    Variant,
+    best_by_layer,
+    best_common,
+    by_average,
+    exactly,
+)
 
 MOST_CANDIDATES = 1001
 EMA_EPOCHS = 10  # over random views, for each blend that is tried

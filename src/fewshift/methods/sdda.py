@@ -10,7 +10,6 @@ while a domain discriminator behind a gradient reversal makes their features lik
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -108,7 +107,7 @@ class SDDA(Method):
                     losses.append(made.losses | (learner.step(made.images, made.labels, real) if adapts else {}))
                 if epoch >= self.start_epoch:
                     learner.schedule.step()
-                curves.append(_means(losses))
+                curves.append({name: torch.stack([step[name] for step in losses]).mean().item() for name in losses[0]})
                 if any(math.isnan(value) for value in curves[-1].values()):
                     raise FewshiftError(f"a loss became NaN in epoch {epoch + 1}: lower generator_lr or lr")
             _, logits = predictions(learner.model.eval(), head, unlabelled, in_order(unlabelled, self.batch_size))
@@ -291,7 +290,3 @@ def _descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
-
-
-def _means(losses: list[dict[str, Tensor]]) -> Mapping[str, float]:
-    return {name: torch.stack([step[name] for step in losses]).mean().item() for name in losses[0]}

@@ -69,7 +69,9 @@ class EntropyMinimising(nn.Module):
         super().__init__()
         self.model = in_float32(network.with_tensors({}).requires_grad_(False))
         use_each_batch(network, self.model)
-        self._names = [layer.name for layer in network.layers if layer.affine and _is_2d(network, layer.name)]
+        others = (nn.BatchNorm1d, nn.BatchNorm3d)
+        affine = [layer.name for layer in network.layers if layer.affine]
+        self._names = [name for name in affine if not isinstance(batchnorm(network.model, name), others)]
         if not self._names:
             raise FewshiftError(
                 "tent needs 2d BatchNorm layers with weight and bias, and there are none: use testtime-bn"
@@ -149,7 +151,3 @@ class EntropyMinimising(nn.Module):
         self.record["top_share"] = most / len(self._recent)
         enough = len(self._recent) == RECENT and logits.shape[1] > 1
         self.record["collapsed"] = self.record["collapsed"] or (enough and most / RECENT > COLLAPSED)
-
-
-def _is_2d(network: Network, name: str) -> bool:
-    return not isinstance(batchnorm(network.model, name), (nn.BatchNorm1d, nn.BatchNorm3d))

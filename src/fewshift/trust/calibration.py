@@ -143,7 +143,10 @@ def calibrated(
         return predictor, replace(calibration, refused=refused)
     state = predictor.state_dict()
     head = {name: state[name] for name in _head_tensors(network, state)}
-    degree = _exact(calibration.temperature) if _is_half(head) else calibration.temperature
+    degree = calibration.temperature
+    if any(tensor.dtype.itemsize < 4 for tensor in head.values()):
+        # the nearest power of two: any other quotient is rounded so much that predictions could flip
+        degree = 2.0 ** round(math.log2(degree))
     if degree == 1:
         return predictor, replace(calibration, refused=NotApplied.SURE_ENOUGH)
     divided = {name: (tensor.double() / degree).to(tensor.dtype) for name, tensor in head.items()}
@@ -183,12 +186,3 @@ def _unsound(calibration: Calibration) -> NotApplied | None:
 def _head_tensors(network: Network, state: dict[str, Tensor]) -> list[str]:
     names = () if network.head is None else (f"{network.head}.weight", f"{network.head}.bias")
     return [name for name in names if name in state]
-
-
-def _is_half(tensors: dict[str, Tensor]) -> bool:
-    return any(torch.finfo(tensor.dtype).bits < 32 for tensor in tensors.values())
-
-
-def _exact(degree: float) -> float:
-    """The nearest power of two: in half precision any other quotient is rounded so much that predictions could flip."""
-    return 2.0 ** round(math.log2(degree))
