@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,14 +19,13 @@ from fewshift.core.network import Network, like
 from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.images.inputs import as_support, as_unlabelled
+from fewshift.images.inputs import Steps, as_support, as_unlabelled
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import known_card
-from fewshift.trust.folds import INSIDE
+from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
-Steps = Preprocess | Callable[[Any], Tensor] | None
 
 
 @dataclass(frozen=True)

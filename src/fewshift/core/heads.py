@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fewshift.core.loop import Batches, fit
 from fewshift.core.losses import Loss
@@ -47,13 +48,7 @@ def nearest_centroid_head(network: Network, model: nn.Module, support: Support) 
 
 
 def train_head(
-    model: nn.Module,
-    head: str,
-    support: Support,
-    loss: Loss,
-    batches: Batches,
-    optimizer: torch.optim.Optimizer,
-    epochs: int,
+    model: nn.Module, head: str, support: Support, loss: Loss, batches: Batches, optimizer: Optimizer, epochs: int
 ) -> list[float]:
     """Train the head of a working copy, in place, and hold its body.
 

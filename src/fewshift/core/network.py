@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -260,24 +260,23 @@ def logits_of(output: Any) -> Tensor:
     named = getattr(output, "logits", None)
     if isinstance(named, Tensor):
         return named
-    if isinstance(output, Mapping):
-        tensors = {str(key): value for key, value in output.items() if isinstance(value, Tensor) and value.ndim > 1}
-        named = next((tensors[key] for key in MAIN if key in tensors), None)
-        if named is None and len(tensors) > 1:
-            raise FewshiftError(
-                f"the network returns {', '.join(map(repr, tensors))}, and none of these names means logits: "
-                "wrap it in a module that returns one tensor"
-            )
-        candidates = list(tensors.values()) if named is None else [named]
-    else:
-        candidates = list(output) if isinstance(output, (tuple, list)) else []
-    for value in candidates:
-        if isinstance(value, Tensor) and value.ndim > 1:  # a loss, which may come first, has no dimension
-            return value
-    raise FewshiftError(
-        f"the network returns {type(output).__name__}, which contains no logits: "
-        "wrap it in a module that returns a tensor"
-    )
+    items: Iterable[Any] = output.items() if isinstance(output, Mapping) else ()
+    if isinstance(output, (tuple, list)):
+        items = enumerate(output)
+    # a loss, which may come first, has no dimension
+    tensors = {str(key): value for key, value in items if isinstance(value, Tensor) and value.ndim > 1}
+    if not tensors:
+        raise FewshiftError(
+            f"the network returns {type(output).__name__}, which contains no logits: "
+            "wrap it in a module that returns a tensor"
+        )
+    main = next((key for key in MAIN if key in tensors), None)
+    if main is None and len(tensors) > 1 and isinstance(output, Mapping):
+        raise FewshiftError(
+            f"the network returns {', '.join(map(repr, tensors))}, and none of these names means logits: "
+            "wrap it in a module that returns one tensor"
+        )
+    return tensors[main or next(iter(tensors))]
 
 
 @contextmanager

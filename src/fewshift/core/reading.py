@@ -34,6 +34,7 @@ from fewshift.core.network import Layer, Network, batchnorm, free_memory, logits
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 
+Source = Mapping[str, SourceLayer]  # layer name -> what the source network does there
 Blend = Mapping[str, float]  # layer name -> weight of the target's statistics
 
 
@@ -100,17 +101,13 @@ def read(network: Network, chunks: Sequence[Tensor], blend: Blend, *, frugal: bo
     return Reading(seen, tuple(logits_of(working(images)) for images in chunks), route)
 
 
-def _as_one_batch(
-    network: Network, source: Mapping[str, SourceLayer], chunks: Sequence[Tensor], rule: Rule
-) -> tuple[Tensor, ...]:
+def _as_one_batch(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
     working = network.copy()
     with normalising(network, working, source, rule):
         return tuple(logits_of(working(images)) for images in chunks)
 
 
-def _in_step(
-    network: Network, source: Mapping[str, SourceLayer], chunks: Sequence[Tensor], rule: Rule
-) -> tuple[Tensor, ...]:
+def _in_step(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
     """Each chunk passes in a thread and a working copy of its own; one thread runs at a time."""
     barrier = _Barrier(network, [network.copy() for _ in chunks], source, rule)
     with ThreadPoolExecutor(len(chunks)) as threads:
@@ -124,9 +121,7 @@ def _in_step(
 class _Barrier:
     """A barrier between the passes of several chunks: before every BatchNorm layer each waits for all others."""
 
-    def __init__(
-        self, network: Network, copies: Sequence[nn.Module], source: Mapping[str, SourceLayer], rule: Rule
-    ) -> None:
+    def __init__(self, network: Network, copies: Sequence[nn.Module], source: Source, rule: Rule) -> None:
         self._network, self._copies, self._source, self._rule = network, copies, source, rule
         self._turn = threading.Condition()  # the thread that holds its lock runs; waiting lets the next one run
         self._waiting: dict[int, tuple[str, Moments]] = {}  # chunk -> the layer before which it stands, and its input
@@ -173,9 +168,7 @@ class _OtherPassError(Exception):
     """The pass of another chunk failed, and this one cannot go on without it."""
 
 
-def _layer_by_layer(
-    network: Network, source: Mapping[str, SourceLayer], chunks: Sequence[Tensor], rule: Rule
-) -> tuple[Tensor, ...]:
+def _layer_by_layer(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
     """For every execution of a layer all chunks pass up to it; the executions before it repeat their statistics."""
     working, normals = network.copy(), list[Normal | None]()
     executions = sum(layer.calls or 1 for layer in network.layers)
@@ -197,7 +190,7 @@ def _layer_by_layer(
 def _repeating(
     network: Network,
     working: nn.Module,
-    source: Mapping[str, SourceLayer],
+    source: Source,
     normals: Sequence[Normal | None],
     inputs: list[tuple[str, Moments]],
 ) -> Iterator[None]:

@@ -199,7 +199,6 @@ class Unlabelled:
         """The images at `indices`, as one tensor."""
         if isinstance(self._images, Tensor):
             images = self._images[indices]
-            rows = list(images) if augmented and self.augment else []
         else:
             items = [self._images[index] for index in indices.tolist()]
             rows = [item[0] if isinstance(item, (tuple, list)) else item for item in items]
@@ -208,9 +207,9 @@ class Unlabelled:
                 raise FewshiftError(
                     f"unlabelled images have different shapes {sorted(shapes)[:2]}: preprocess them to one size"
                 )
+            images = torch.stack(rows)
         if augmented and self.augment:
-            rows = [self.augment(row) for row in rows]
-        images = torch.stack(rows) if rows else images
+            images = torch.stack([self.augment(image) for image in images])
         if not images.is_floating_point():
             kind = str(images.dtype).removeprefix("torch.")
             raise FewshiftError(f"unlabelled images are {kind}: preprocess them to floating point first")

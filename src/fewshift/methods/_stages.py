@@ -77,42 +77,37 @@ def by_average(network: Network, support: Support, loss: Loss, size: int, views:
 
 def best_common(network: Network, attempt: Try, grid: int) -> Start:
     """The v with the lowest loss of `grid` values from 0 to 1, the same in all layers."""
-    best: Start | None = None
     curve = []
-    for v in progress.track(_values(grid), "initialisation"):
-        tried = attempt(tied(network, v))
-        curve.append({"v": v, "loss": tried.loss})
-        best = _better(best, tried)
-    return replace(_known(best), curve=curve)
+
+    def tried(v: float) -> Start:
+        start = attempt(tied(network, v))
+        curve.append({"v": v, "loss": start.loss})
+        return start
+
+    best = _best(tried(v) for v in progress.track(_values(grid), "initialisation"))
+    return replace(best, curve=curve)
 
 
 def best_by_layer(network: Network, attempt: Try, grid: int) -> Start:
     """The v with the lowest loss, layer by layer; later layers stay at the source until it is their turn."""
-    blend: Blend = tied(network, 0.0)
-    best: Start | None = None
+    best = Start(tied(network, 0.0))
     for layer in progress.track(network.layers, "initialisation, layer by layer"):
-        best = None
-        for v in _values(grid):
-            best = _better(best, attempt({**blend, layer.name: v}))
-        blend = _known(best).blend
-    return _known(best)
+        blends = [{**best.blend, layer.name: v} for v in _values(grid)]
+        best = _best(map(attempt, blends))
+    return best
 
 
 def _values(grid: int) -> list[float]:
     return [step / (grid - 1) for step in range(grid)]
 
 
-def _better(best: Start | None, tried: Start) -> Start | None:
-    """The one with the lower loss; of equally good ones the later, which has the larger v; never a NaN."""
-    if tried.loss != tried.loss:
-        return best
-    return tried if best is None or tried.loss <= best.loss else best
-
-
-def _known(best: Start | None) -> Start:
+def _best(starts: Iterable[Start]) -> Start:
+    """The start with the lowest loss; of equally good ones the last, which has the largest v; never a NaN."""
+    known = ((start.loss, -place, start) for place, start in enumerate(starts) if start.loss == start.loss)
+    best = min(known, key=lambda rated: rated[:2], default=None)
     if best is None:
         raise FewshiftError("the loss is NaN for every blend of statistics: check the images' preprocessing")
-    return best
+    return best[2]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewshift.core.heads import nearest_centroid_head
+from fewshift.core.heads import centroids, nearest_centroid_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, refuse_unadaptable
@@ -94,9 +94,8 @@ class Flute(Method):
 
 def centroid_loss(embeddings: Tensor, labels: Tensor, *, detach: bool = False) -> Tensor:
     """Cross-entropy of cos(embedding, class mean) over the classes that are present."""
-    _, compact = labels.unique(return_inverse=True)
-    members = F.one_hot(compact).to(embeddings).T
-    centres = (members @ embeddings) / members.sum(1, keepdim=True)
+    present, compact = labels.unique(return_inverse=True)
+    centres = centroids(embeddings, compact, len(present))
     return F.cross_entropy(_unit(embeddings) @ _unit(centres.detach() if detach else centres).T, compact)
 
 

@@ -13,7 +13,6 @@ cross-entropy of images that T was not fitted to has to fall by more than its st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -104,20 +103,16 @@ def calibration_of(held: ImageAnswers) -> Calibration | None:
 
 def temperatures_of_others(held: ImageAnswers, logits: Tensor) -> Tensor:
     """(n,): for each prediction, the temperature of the predictions for images outside its fold."""
-    degrees = torch.empty(len(held.labels), dtype=torch.float64)
-    for mine in _parts(held):
-        foreign = ~torch.isin(held.images, held.images[mine])
-        degrees[mine] = temperature(logits[foreign], held.labels[foreign])
-    return degrees
-
-
-def _parts(held: ImageAnswers) -> Iterator[Tensor]:
-    """The predictions that share a temperature: folds, or halves of the images where there is a single fold."""
     _, folds = held.folds.unique(return_inverse=True)
-    if len(folds.unique()) == 1:
+    if len(folds.unique()) == 1:  # a single fold is halved
         folds = held.images.unique(return_inverse=True)[1] % 2
-    numbers = folds % PARTS
-    yield from (numbers == number for number in numbers.unique())
+    degrees = torch.empty(len(held.labels), dtype=torch.float64)
+    for number in range(PARTS):
+        mine = folds % PARTS == number
+        foreign = ~torch.isin(held.images, held.images[mine])
+        if mine.any():
+            degrees[mine] = temperature(logits[foreign], held.labels[foreign])
+    return degrees
 
 
 def chance_error(probabilities: Tensor) -> float:

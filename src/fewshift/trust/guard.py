@@ -16,9 +16,8 @@ from fewshift.core.network import Network, like, logits_of
 from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.trust.choice import Choice, cross_validate
-from fewshift.trust.folds import folds_of
 from fewshift.trust.gain import Gain
-from fewshift.trust.held_out import HeldOut, ImageAnswers, asked
+from fewshift.trust.held_out import HeldOut, ImageAnswers, asked, folds_of
 
 Accept = str | float | Callable[[Gain | None], bool]
 ACCEPT = ("not-worse", "better", "always")
