@@ -86,7 +86,9 @@ def open_target(
     `fewshift.load`, or from timm.
     """
     checked_seed(seed)
-    steps, names = steps_for(model, preprocess), classes_for(model, classes)
+    if isinstance(classes, str):
+        raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
+    steps, names = steps_for(model, preprocess), known_card(model).classes if classes is None else tuple(classes)
     labelled = (
         None if support is None else as_support(support, steps, augment, names, shots=shots, seed=seed, network=model)
     )
@@ -128,13 +130,6 @@ def open_networks(
 def steps_for(model: nn.Module, preprocess: Steps) -> Steps:
     """How a picture becomes a tensor: as the argument says, or as the network is known to want it."""
     return known_card(model).preprocess if preprocess is None else preprocess
-
-
-def classes_for(model: nn.Module, classes: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The names of the network's outputs: as the argument says, or as the network is known by."""
-    if isinstance(classes, str):
-        raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
-    return known_card(model).classes if classes is None else tuple(classes)
 
 
 def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:

@@ -7,10 +7,12 @@ in chunks. All routes give the same numbers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -171,46 +173,31 @@ class _OtherPassError(Exception):
 def _layer_by_layer(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
     """For every execution of a layer all chunks pass up to it; the executions before it repeat their statistics."""
     working, normals = network.copy(), list[Normal | None]()
+
+    def passed(images: Tensor) -> Tensor:
+        """The logits, if `normals` has the statistics of every execution; a stopped pass otherwise."""
+        executed = count()
+
+        def hook(name: str, module: _BatchNorm, values: Tensor) -> None:
+            place = next(executed)
+            if place == len(normals):
+                raise _PassStopped(name, moments(values))
+            if (normal := normals[place]) is not None:
+                write_affine(module, source[name], normal)
+
+        with before_layers(network, working, hook):
+            return logits_of(working(images))
+
     executions = sum(layer.calls or 1 for layer in network.layers)
     for _ in progress.track(range(executions), "statistics, layer by layer"):
-        inputs: list[tuple[str, Moments]] = []
+        inputs: list[tuple[Any, ...]] = []  # the layer's name, and what enters it
         for images in chunks:
-            with _repeating(network, working, source, normals, inputs), suppress(_PassStopped):
-                working(images)
-        name = inputs[0][0]
-        normals.append(rule(name, concatenated([seen for _, seen in inputs])))
-    logits = []
-    for images in chunks:
-        with _repeating(network, working, source, normals, []):
-            logits.append(logits_of(working(images)))
-    return tuple(logits)
-
-
-@contextmanager
-def _repeating(
-    network: Network,
-    working: nn.Module,
-    source: Source,
-    normals: Sequence[Normal | None],
-    inputs: list[tuple[str, Moments]],
-) -> Iterator[None]:
-    """Within the block, the executions of layers normalise with `normals`, in order.
-
-    The pass stops at the first execution beyond them, and what enters it is added to `inputs`.
-    """
-    remaining = iter(normals)
-
-    def hook(name: str, module: _BatchNorm, values: Tensor) -> None:
-        try:
-            normal = next(remaining)
-        except StopIteration:
-            inputs.append((name, moments(values)))
-            raise _PassStopped from None
-        if normal is not None:
-            write_affine(module, source[name], normal)
-
-    with before_layers(network, working, hook):
-        yield
+            try:
+                passed(images)
+            except _PassStopped as stop:
+                inputs.append(stop.args)
+        normals.append(rule(inputs[0][0], concatenated([seen for _, seen in inputs])))
+    return tuple(passed(images) for images in chunks)
 
 
 class _PassStopped(Exception):  # noqa: N818  (it is no error)
@@ -263,11 +250,10 @@ def pooled_exactly(network: Network, batches: Callable[[], Iterable[Tensor]]) ->
             if layer.calls == 1:
                 raise _PassStopped
 
-        handle = working.get_submodule(layer.name).register_forward_pre_hook(collect)
-        for images in batches():
-            with suppress(_PassStopped):
-                working(images)
-        handle.remove()
+        with working.get_submodule(layer.name).register_forward_pre_hook(collect):
+            for images in batches():
+                with suppress(_PassStopped):
+                    working(images)
         normals[layer.name] = concatenated(parts).normal(source[layer.name].eps)
         write_affine(batchnorm(working, layer.name), source[layer.name], normals[layer.name])
     return normals
