@@ -12,7 +12,7 @@ from torch import nn
 
 from core import fastest, network, show, support
 from fewshift import METHODS, Network, Target
-from fewshift.methods._finetuning import Training, sgd, trainable, tune
+from fewshift.methods._finetuning import trainable, tune
 from fewshift.methods.delta_reg import DeltaReg, maps
 
 BATCH, EPOCHS = 32, 2
@@ -89,7 +89,7 @@ def main(rounds: int) -> None:
 def delta_reg(rounds: int) -> None:
     """Without its attention, which costs one partial pass per filter, once, before the epochs."""
     model, labelled = network(), support()
-    view, method = Network.of(model, labelled.images), DeltaReg(epochs=EPOCHS)
+    view, method = Network.of(model, labelled.images), DeltaReg("train_running", EPOCHS, batch_size=BATCH)
     watched = method._watched(view, labelled)
     weights = {name: torch.full((n,), 1 / n) for name, n in zip(watched, (64, 128, 256, 512), strict=True)}
 
@@ -101,7 +101,8 @@ def delta_reg(rounds: int) -> None:
                 labelled,
                 Target(labelled),
                 "all",
-                Training(sgd(1e-3, 0.0), "train_running", EPOCHS, BATCH, seed=0),
+                method,
+                0,
                 model=trained,
                 penalty=lambda trained: method.penalty(view, trained, own, weights),
             )

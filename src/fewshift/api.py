@@ -21,13 +21,13 @@ from fewshift.core.support import Support
 from fewshift.deploy.bulk import Files, ImagePredictions, PixelPredictions, predict_files
 from fewshift.deploy.merged import write_merged
 from fewshift.errors import FewshiftError
-from fewshift.images.inputs import as_labelled
+from fewshift.images.inputs import Steps, as_labelled
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of
 from fewshift.models.cards import known_card
 from fewshift.models.libraries import load
-from fewshift.opening import Steps, open_networks, open_target
+from fewshift.opening import open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
 from fewshift.report.results import Adaptation, Inspection, layer_reports

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,14 +19,13 @@ from fewshift.core.network import Network, like
 from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.images.inputs import as_support, as_unlabelled
+from fewshift.images.inputs import Steps, as_support, as_unlabelled
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import known_card
-from fewshift.trust.folds import INSIDE
+from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
-Steps = Preprocess | Callable[[Any], Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,9 @@ def open_target(
     `fewshift.load`, or from timm.
     """
     checked_seed(seed)
-    steps, names = steps_for(model, preprocess), classes_for(model, classes)
+    if isinstance(classes, str):
+        raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
+    steps, names = steps_for(model, preprocess), known_card(model).classes if classes is None else tuple(classes)
     labelled = (
         None if support is None else as_support(support, steps, augment, names, shots=shots, seed=seed, network=model)
     )
@@ -129,13 +130,6 @@ def open_networks(
 def steps_for(model: nn.Module, preprocess: Steps) -> Steps:
     """How a picture becomes a tensor: as the argument says, or as the network is known to want it."""
     return known_card(model).preprocess if preprocess is None else preprocess
-
-
-def classes_for(model: nn.Module, classes: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The names of the network's outputs: as the argument says, or as the network is known by."""
-    if isinstance(classes, str):
-        raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
-    return known_card(model).classes if classes is None else tuple(classes)
 
 
 def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fewshift import Adaptation, Preprocess, Support, adapt
-from fewshift.core.metrics import pixel_tally
+from fewshift.core.labels import PIXELS
 from fewshift.images.label_files import default_palette, indexed
 from fewshift.report.pages import PICTURED, adaptation_page, evaluation_page
 from fewshift.report.scenes import (
@@ -164,7 +164,7 @@ def test_an_image_without_any_label_is_shown_without_a_score(tmp_path):
 
 def scores_of(scenes: list[Scene]) -> PixelEvaluation:
     tallies = {
-        name: sum(pixel_tally(it.labels, it.answers[name], 4) for it in scenes) for name in ("source", "adapted")
+        name: sum(PIXELS.tally(it.labels, it.answers[name], 4) for it in scenes) for name in ("source", "adapted")
     }
     images = {name: [image_iou(it.labels, it.answers[name], 4) for it in scenes] for name in tallies}
     return PixelEvaluation(CLASSES, tallies, images)

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 import fewshift
 from fewshift import LCCS, METHODS, FewshiftError, Network, Support, Target
 from fewshift.core.method import Composite, Fitted, Needs
-from fewshift.methods import _blend
+from fewshift.methods import _stages
 from fewshift.methods.auto import Auto
 from fewshift.methods.catalog import method_from_words
 from fewshift.methods.finetune import L2
 from fewshift.trust.choice import Choice, choose, cross_validate, fit_chosen
-from fewshift.trust.folds import folds_of
-from fewshift.trust.held_out import ImageAnswers
+from fewshift.trust.held_out import ImageAnswers, folds_of
 from tests.core.test_pixels import scenes, street
 from tests.helpers.networks import make_support, make_tiny, same_state, state
 
@@ -215,8 +214,8 @@ def test_auto_is_lccs_with_the_classifier_that_a_naive_cross_validation_chooses(
 
 def test_candidates_share_their_stages(monkeypatch):
     passes = []
-    read = _blend.read_support
-    monkeypatch.setattr(_blend, "read_support", lambda *words: (passes.append(len(words[1])), read(*words))[1])
+    read = _stages.read_support
+    monkeypatch.setattr(_stages, "read_support", lambda *words: (passes.append(len(words[1])), read(*words))[1])
     support = make_support(5)
     result = fewshift.adapt(make_tiny(), support, method=QUICK)
     assert list(result.choice.answers) == CLASSIFIERS

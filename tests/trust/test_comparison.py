@@ -18,9 +18,8 @@ from fewshift.core.method import Fitted, Needs
 from fewshift.methods.auto import Auto
 from fewshift.methods.finetune import L2
 from fewshift.trust.comparison import Ranking, Row
-from fewshift.trust.folds import folds_of
 from fewshift.trust.guard import Evidence, Missing
-from fewshift.trust.held_out import ImageAnswers, log_losses
+from fewshift.trust.held_out import ImageAnswers, folds_of, log_losses
 from tests.core.test_pixels import scenes, street
 from tests.helpers.networks import make_support, make_tiny, same_state, state
 

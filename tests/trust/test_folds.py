@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshift import FewshiftError, Support
-from fewshift.trust.folds import folds_of
+from fewshift.trust.held_out import folds_of
 from tests.core.test_pixels import scenes
 from tests.helpers.networks import make_support
 

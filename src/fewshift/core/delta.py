@@ -10,7 +10,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,8 @@ class Delta:
     def between(cls, source: nn.Module, adapted: nn.Module, **about: Any) -> Delta:
         """The delta that turns `source` into `adapted`."""
         before, after = source.state_dict(), adapted.state_dict()
-        if _layout(before) != _layout(after):
+        prints = Fingerprint.of(source), Fingerprint.of(adapted)
+        if prints[0].architecture != prints[1].architecture:
             raise FewshiftError(
                 f"this {type(adapted).__name__} is not the source network with other weights, so it has no delta: "
                 "keep it as it is, or choose a method that returns a plain network"
@@ -70,7 +71,7 @@ class Delta:
             name: _bits(after[name]) ^ _bits(before[name].to(after[name].device)) for name in _one_name_each(before)
         }
         changed = {name: value.cpu() for name, value in bits.items() if value.any()}
-        return cls(changed, Fingerprint.of(source), Fingerprint.of(adapted), **about)
+        return cls(changed, *prints, **about)
 
     def apply(self, model: nn.Module, classes: Sequence[str] | None = None) -> nn.Module:
         """The adapted copy of the source network; refuses any other network."""
@@ -113,11 +114,9 @@ class Delta:
                 raise FewshiftError(
                     f"{path} has delta format {version}, this library reads format {FORMAT}: update fewshift"
                 )
-            known = {field.name for field in fields(cls)} - {"bits"}
-            about = {key: value for key, value in header.items() if key in known}
-            about |= {key: Fingerprint(**about[key]) for key in ("source", "adapted")}
-            about["classes"] = None if about["classes"] is None else tuple(about["classes"])
-            delta = cls(bits, **about)
+            header |= {key: Fingerprint(**header[key]) for key in ("source", "adapted")}
+            header["classes"] = None if header["classes"] is None else tuple(header["classes"])
+            delta = cls(bits, **header)
         except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError, OSError) as error:
             raise FewshiftError(f"{path} is not a whole fewshift delta: make it again with `fewshift adapt`") from error
         if delta._digest() != digest:
@@ -125,9 +124,9 @@ class Delta:
         return delta
 
     def _header(self) -> dict[str, Any]:
-        return {"format": FORMAT} | {
-            field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name != "bits"
-        }
+        about = asdict(replace(self, bits={}))
+        del about["bits"]
+        return {"format": FORMAT} | about
 
     def _digest(self) -> str:
         digest = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())
@@ -189,16 +188,6 @@ def _one_name_each(state: Mapping[str, Tensor]) -> list[str]:
     for name, tensor in state.items():
         first.setdefault((tensor.data_ptr(), tensor.shape), name)
     return list(first.values())
-
-
-def _layout(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in state.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Fingerprint):
-        return asdict(value)
-    return dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
 
 
 def _few(names: tuple[str, ...]) -> str:

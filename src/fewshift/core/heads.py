@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fewshift.core.loop import Batches, fit
 from fewshift.core.losses import Loss
@@ -19,11 +20,6 @@ def centroids(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """(classes, features): the mean of the raw features of each class; zero rows for classes without images."""
     members = F.one_hot(labels, classes).to(features).T
     return (members @ features) / members.sum(1, keepdim=True).clamp(min=1)
-
-
-def cosine_logits(features: Tensor, centres: Tensor) -> Tensor:
-    """cos(f, c_k): one row per image, one column per class, each in [-1, 1]."""
-    return F.normalize(features, dim=1) @ F.normalize(centres, dim=1).T
 
 
 def nearest_centroid_head(network: Network, model: nn.Module, support: Support) -> dict[str, Tensor]:
@@ -52,13 +48,7 @@ def nearest_centroid_head(network: Network, model: nn.Module, support: Support) 
 
 
 def train_head(
-    model: nn.Module,
-    head: str,
-    support: Support,
-    loss: Loss,
-    batches: Batches,
-    optimizer: torch.optim.Optimizer,
-    epochs: int,
+    model: nn.Module, head: str, support: Support, loss: Loss, batches: Batches, optimizer: Optimizer, epochs: int
 ) -> list[float]:
     """Train the head of a working copy, in place, and hold its body.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,8 +19,8 @@ Augment = Callable[..., Any]
 MANY = 5  # labels that an error lists
 
 
-class Labels(ABC):
-    """A kind of labels. `labels` below are one class index for each image, or for each pixel of each image."""
+class LabelKind:
+    """What both kinds of labels share: one class index for each image, or for each pixel of each image."""
 
     unit: ClassVar[str]  # what a label belongs to
     shots_mean: ClassVar[str]  # what k counts
@@ -32,46 +31,6 @@ class Labels(ABC):
     centroids: ClassVar[bool]  # whether a class has a centroid: the mean feature of its images
     stratified: ClassVar[bool]  # whether folds have their share of every class
     ignored: ClassVar[int | None]  # the label that means no label
-
-    @abstractmethod
-    def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
-        """k: how many labelled images each class has; with pixel labels, how many there are."""
-
-    @abstractmethod
-    def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
-        """Disjoint sets of positions; with image labels each has its share of every class."""
-
-    @abstractmethod
-    def view(self, augment: Augment, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """A random view of an image with its label."""
-
-    @abstractmethod
-    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(n,): the cross-entropy of each image."""
-
-    @abstractmethod
-    def right(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(n,): the share of each image that is right."""
-
-    @abstractmethod
-    def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
-        """Raise an error if labels are useless or do not fit their images; `name` names a class."""
-
-    @abstractmethod
-    def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
-        """Raise an error if a network's output, less its classes, cannot be compared with labels."""
-
-    @abstractmethod
-    def logits(self, answer: Tensor) -> Tensor:
-        """The head's output in the shape that a loss takes."""
-
-    @abstractmethod
-    def score(self, counts: Tensor) -> float:
-        """The metric, of a tally."""
-
-    @abstractmethod
-    def stacked(self, images: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Images and labels as one batch."""
 
     def kept(self, label: Tensor) -> Tensor:
         """The labels that are not ignored."""
@@ -104,13 +63,14 @@ class Labels(ABC):
             )
 
 
-class ImageLabels(Labels):
+class ImageLabels(LabelKind):
     """One class index for each image."""
 
     unit = "image"
     shots_mean = "labelled images per class"
     metric = "accuracy"
     metric_title = "accuracy"
+    score = staticmethod(accuracy)  # of a tally
     minibatch = 32
     batch_statistics = True
     centroids = True
@@ -118,11 +78,11 @@ class ImageLabels(Labels):
     ignored = None
 
     def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
-        """How many images the rarest class has."""
+        """k: how many images the rarest class has."""
         return min(counts.values())
 
     def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
-        """Stratified: each part has its share of every class."""
+        """Disjoint sets of positions, each with its share of every class."""
         classes = torch.stack(tuple(labels)).cpu()
         order = torch.randperm(len(classes), generator=generator)
         part = torch.zeros(len(classes), dtype=torch.long)
@@ -132,7 +92,7 @@ class ImageLabels(Labels):
         return [(part == number).nonzero().flatten() for number in range(parts)]
 
     def view(self, augment: Augment, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """The augmentation sees the image alone and keeps its shape."""
+        """A random view of an image; the augmentation sees the image alone and keeps its shape."""
         view = _augmented(augment, image)
         if not isinstance(view, Tensor):
             raise FewshiftError("augment did not return a tensor: let it return an image like the one it took")
@@ -143,34 +103,30 @@ class ImageLabels(Labels):
         return view, label
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """-log p(label)."""
+        """(n,): -log p(label) of each image."""
         return F.cross_entropy(logits, labels, reduction="none")
 
     def right(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """1 or 0."""
+        """(n,): 1 for each image that is right, 0 for the others."""
         return (logits.argmax(1) == labels).double()
 
     def logits(self, answer: Tensor) -> Tensor:
-        """A row for each image: a convolution on pooled features gives 1x1 maps."""
+        """The head's output with a row for each image: a convolution on pooled features gives 1x1 maps."""
         return answer.flatten(1)
 
-    def score(self, counts: Tensor) -> float:
-        """The share of images that is right."""
-        return accuracy(counts)
-
     def stacked(self, images: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """All images have one size."""
+        """One batch; all images have one size."""
         return _stack(images), torch.stack(tuple(labels))
 
     def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
-        """At least two classes are needed."""
+        """Raise an error if there are fewer than two classes; `name` names one."""
         if len(counts) < 2:
             raise FewshiftError(
                 f"every support image is of class {name(next(iter(counts)))}: add images of at least one other class"
             )
 
     def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
-        """One row of logits for each image."""
+        """Raise an error if a network's output, less its classes, is more than one row for each image."""
         if answer:
             raise FewshiftError(
                 f"the network's output for an image has shape {answer}, and each image has one label: "
@@ -178,13 +134,14 @@ class ImageLabels(Labels):
             )
 
 
-class PixelLabels(Labels):
+class PixelLabels(LabelKind):
     """One class index for each pixel; 255 means no label."""
 
     unit = "pixel"
     shots_mean = "labelled images"
     metric = "mean_iou"
     metric_title = "mean IoU"
+    score = staticmethod(mean_iou)  # of a tally
     minibatch = 1
     batch_statistics = False
     centroids = False
@@ -192,15 +149,15 @@ class PixelLabels(Labels):
     ignored = IGNORE
 
     def shots(self, labels: Stack, counts: Mapping[int, int]) -> int:
-        """All images."""
+        """k: all images."""
         return len(labels)
 
     def folds(self, labels: Stack, parts: int, generator: torch.Generator) -> list[Tensor]:
-        """Random: each image has pixels of many classes."""
+        """Disjoint random sets of positions: each image has pixels of many classes."""
         return random_folds(len(labels), parts, generator)
 
     def view(self, augment: Augment, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """The augmentation changes image and labels alike."""
+        """A random view of an image; the augmentation changes its labels alike."""
         pair = _augmented(augment, image, label)
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
             raise FewshiftError("augment did not return two tensors: let it return an image and its labels")
@@ -213,26 +170,22 @@ class PixelLabels(Labels):
         return view, view_label
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the labelled pixels of each image; 0 without any."""
+        """(n,): the mean cross-entropy of the labelled pixels of each image; 0 without any."""
         rows = F.cross_entropy(at_labels(logits, labels), labels, reduction="none", ignore_index=IGNORE)
         return rows.flatten(1).sum(1) / (labels != IGNORE).flatten(1).sum(1).clamp(min=1)
 
     def right(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The share of each image's labelled pixels that are right; 0 without any."""
+        """(n,): the share of each image's labelled pixels that are right; 0 without any."""
         known = (labels != IGNORE).flatten(1)
         hits = (at_labels(logits, labels).argmax(1) == labels).flatten(1) & known
         return hits.sum(1).double() / known.sum(1).clamp(min=1)
 
     def logits(self, answer: Tensor) -> Tensor:
-        """A map for each class."""
+        """The head's output: a map for each class."""
         return answer
 
-    def score(self, counts: Tensor) -> float:
-        """The mean IoU of the classes."""
-        return mean_iou(counts)
-
     def stacked(self, images: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Smaller images are padded at the right and at the bottom, and ignored there."""
+        """One batch; smaller images are padded at the right and at the bottom, and ignored there."""
         height, width = (max(label.shape[side] for label in labels) for side in (0, 1))
         around = [(0, width - label.shape[1], 0, height - label.shape[0]) for label in labels]
         return (
@@ -241,7 +194,7 @@ class PixelLabels(Labels):
         )
 
     def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
-        """At least one pixel is labelled, and each image has as many labels as pixels."""
+        """Raise an error if no pixel is labelled, or if an image has not as many labels as pixels."""
         if not counts:
             raise FewshiftError(f"every pixel of the support is ignored (label {IGNORE}): label some")
         for index, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -252,7 +205,7 @@ class PixelLabels(Labels):
                 )
 
     def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
-        """An output of the labels' size, or a coarser one of the same aspect ratio."""
+        """Raise an error if a network's output has neither the labels' size nor, coarser, their aspect ratio."""
         shape = tuple(labels[0].shape)
         if len(shape) != len(answer):
             raise FewshiftError(
@@ -267,6 +220,7 @@ class PixelLabels(Labels):
             )
 
 
+Labels = ImageLabels | PixelLabels
 IMAGES, PIXELS = ImageLabels(), PixelLabels()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -54,12 +54,8 @@ def fit(
                 if after_step is not None:
                     after_step()
                 values.append(value.detach())
-            course.losses.append(_mean(values))
+            course.losses.append(torch.stack(values).double().mean().item())
             course.seconds.append(time.perf_counter() - began)
             if course.losses[-1] != course.losses[-1]:
                 raise FewshiftError(f"the loss became NaN in epoch {epoch + 1}: lower lr")
     return course
-
-
-def _mean(values: Sequence[Tensor]) -> float:
-    return torch.stack(tuple(values)).double().mean().item()

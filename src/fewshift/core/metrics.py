@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from fewshift.core.losses import IGNORE
 
 
 def tally(labels: Tensor, predictions: Tensor, classes: int, ignore: int | None = None) -> Tensor:
@@ -23,11 +22,6 @@ def tally(labels: Tensor, predictions: Tensor, classes: int, ignore: int | None 
         keep = labels != ignore
         labels, predictions = labels[keep], predictions[keep]
     return (labels * classes + predictions).bincount(minlength=classes**2).reshape(classes, classes)
-
-
-def pixel_tally(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """The tally of labelled pixels."""
-    return tally(labels, predictions, classes, ignore=IGNORE)
 
 
 def accuracy(counts: Tensor) -> float:
@@ -50,17 +44,10 @@ def per_class_f1(counts: Tensor) -> Tensor:
     return _ratio(2 * counts.diagonal(), counts.sum(0) + counts.sum(1))
 
 
-def macro_f1(counts: Tensor, labels: str | Tensor = "present") -> float:
-    """The mean F1 over a set of classes.
-
-    - "present": those with an image in this test set (the convention of WILDS);
-    - "all": every class, 0 where none occurs and none is predicted;
-    - a tensor of class indices: a fixed set, such as the classes present before the support was taken out.
-    """
+def macro_f1(counts: Tensor, classes: Tensor | None = None) -> float:
+    """The mean F1 of these classes; by default of those with an image in this test set (the convention of WILDS)."""
     scores = per_class_f1(counts).nan_to_num(0.0)
-    if isinstance(labels, Tensor):
-        return float(scores[labels].mean())
-    return float(scores[counts.sum(1) > 0].mean() if labels == "present" else scores.mean())
+    return float(scores[counts.sum(1) > 0 if classes is None else classes].mean())
 
 
 def per_class_iou(counts: Tensor) -> Tensor:
@@ -125,10 +112,16 @@ class Metric:
         return self.short_title or self.title
 
 
-def _with_support(predicted: Predicted) -> float | None:
-    if predicted.support_tally is None:
-        return None
-    return macro_f1(predicted.tally + predicted.support_tally)
+def _of_tally(score: Callable[[Tensor], float]) -> Callable[[Predicted], float]:
+    return lambda predicted: score(predicted.tally)
+
+
+def _fixed_f1(predicted: Predicted) -> float | None:
+    return None if predicted.domain_classes is None else macro_f1(predicted.tally, predicted.domain_classes)
+
+
+def _f1_with_support(predicted: Predicted) -> float | None:
+    return None if predicted.support_tally is None else macro_f1(predicted.tally + predicted.support_tally)
 
 
 def _calibration(predicted: Predicted) -> float | None:
@@ -137,72 +130,21 @@ def _calibration(predicted: Predicted) -> float | None:
     return calibration_error(predicted.probabilities, predicted.labels)
 
 
-def _fixed_f1(predicted: Predicted) -> float | None:
-    return None if predicted.domain_classes is None else macro_f1(predicted.tally, predicted.domain_classes)
-
-
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric(
-            "accuracy",
-            "accuracy",
-            lambda predicted: accuracy(predicted.tally),
-            per_class=PerClass("accuracy", per_class_accuracy),
-        ),
-        Metric(
-            "macro_recall",
-            "mean accuracy of the classes",
-            lambda predicted: macro_recall(predicted.tally),
-            short_title="class accuracy",
-            per_class=PerClass("accuracy", per_class_accuracy),
-        ),
-        Metric(
-            "macro_f1",
-            "macro-F1 over the classes that occur",
-            lambda predicted: macro_f1(predicted.tally),
-            short_title="macro-F1",
-            units=("image",),
-            per_class=PerClass("F1", per_class_f1),
-        ),
-        Metric(
-            "macro_f1_fixed",
-            "macro-F1 over the classes there were before the support was taken out",
-            _fixed_f1,
-            short_title="macro-F1",
-            units=("image",),
-        ),
-        Metric(
-            "macro_f1_with_support",
-            "macro-F1 with the support counted in",
-            _with_support,
-            short_title="macro-F1",
-            units=("image",),
-        ),
-        Metric(
-            "mean_iou",
-            "mean IoU",
-            lambda predicted: mean_iou(predicted.tally),
-            units=("pixel",),
-            per_class=PerClass("IoU", per_class_iou),
-        ),
-        Metric(
-            "mean_iou_present",
-            "mean IoU of the classes that occur",
-            lambda predicted: mean_iou(predicted.tally, present_only=True),
-            units=("pixel",),
-            per_class=PerClass("IoU", per_class_iou),
-        ),
-        Metric(
-            "calibration_error",
-            "expected calibration error",
-            _calibration,
-            short_title="calibration error",
-            higher_is_better=False,
-            units=("image",),
-        ),
-    )
-}
+IMAGE, PIXEL = ("image",), ("pixel",)
+RECALL, F1, IOU = PerClass("accuracy", per_class_accuracy), PerClass("F1", per_class_f1), PerClass("IoU", per_class_iou)
+FIXED = "macro-F1 over the classes there were before the support was taken out"
+PRESENT = "mean IoU of the classes that occur"
+_ROWS = (
+    Metric("accuracy", "accuracy", _of_tally(accuracy), per_class=RECALL),
+    Metric("macro_recall", "mean accuracy of the classes", _of_tally(macro_recall), "class accuracy", per_class=RECALL),
+    Metric("macro_f1", "macro-F1 over the classes that occur", _of_tally(macro_f1), "macro-F1", True, IMAGE, F1),
+    Metric("macro_f1_fixed", FIXED, _fixed_f1, "macro-F1", units=IMAGE),
+    Metric("macro_f1_with_support", "macro-F1 with the support counted in", _f1_with_support, "macro-F1", units=IMAGE),
+    Metric("mean_iou", "mean IoU", _of_tally(mean_iou), units=PIXEL, per_class=IOU),
+    Metric("mean_iou_present", PRESENT, _of_tally(partial(mean_iou, present_only=True)), units=PIXEL, per_class=IOU),
+    Metric("calibration_error", "expected calibration error", _calibration, "calibration error", False, IMAGE),
+)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ROWS}
 
 
 def metrics_of(unit: str) -> dict[str, Metric]:

@@ -7,7 +7,7 @@ count minus one). Everything below is biased unless its name says otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -182,17 +182,13 @@ def before_layers(
     network: Network, working: nn.Module, hook: Callable[[str, _BatchNorm, Tensor], None]
 ) -> Iterator[None]:
     """Within the block, call `hook(name, layer, input)` before each BatchNorm layer of the working copy runs."""
-    handles = [
-        working.get_submodule(layer.name).register_forward_pre_hook(
-            lambda module, args, name=layer.name: hook(name, module, args[0])
-        )
-        for layer in network.layers
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer in network.layers:
+            module = working.get_submodule(layer.name)
+            hooks.enter_context(
+                module.register_forward_pre_hook(lambda own, args, name=layer.name: hook(name, own, args[0]))
+            )
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def write_affine(module: _BatchNorm, source: SourceLayer, normal: Normal) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -227,6 +228,18 @@ def structural_copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a device can give without swapping; None if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(available[0]) * 1024 if available else None
+
+
 def like(model: nn.Module, images: Tensor) -> Tensor:
     """`images` on the device and in the floating type of the network's weights."""
     for tensor in chain(model.parameters(), model.buffers()):
@@ -247,35 +260,31 @@ def logits_of(output: Any) -> Tensor:
     named = getattr(output, "logits", None)
     if isinstance(named, Tensor):
         return named
-    if isinstance(output, Mapping):
-        tensors = {str(key): value for key, value in output.items() if isinstance(value, Tensor) and value.ndim > 1}
-        named = next((tensors[key] for key in MAIN if key in tensors), None)
-        if named is None and len(tensors) > 1:
-            raise FewshiftError(
-                f"the network returns {', '.join(map(repr, tensors))}, and none of these names means logits: "
-                "wrap it in a module that returns one tensor"
-            )
-        candidates = list(tensors.values()) if named is None else [named]
-    else:
-        candidates = list(output) if isinstance(output, (tuple, list)) else []
-    for value in candidates:
-        if isinstance(value, Tensor) and value.ndim > 1:  # a loss, which may come first, has no dimension
-            return value
-    raise FewshiftError(
-        f"the network returns {type(output).__name__}, which contains no logits: "
-        "wrap it in a module that returns a tensor"
-    )
+    items: Iterable[Any] = output.items() if isinstance(output, Mapping) else ()
+    if isinstance(output, (tuple, list)):
+        items = enumerate(output)
+    # a loss, which may come first, has no dimension
+    tensors = {str(key): value for key, value in items if isinstance(value, Tensor) and value.ndim > 1}
+    if not tensors:
+        raise FewshiftError(
+            f"the network returns {type(output).__name__}, which contains no logits: "
+            "wrap it in a module that returns a tensor"
+        )
+    main = next((key for key in MAIN if key in tensors), None)
+    if main is None and len(tensors) > 1 and isinstance(output, Mapping):
+        raise FewshiftError(
+            f"the network returns {', '.join(map(repr, tensors))}, and none of these names means logits: "
+            "wrap it in a module that returns one tensor"
+        )
+    return tensors[main or next(iter(tensors))]
 
 
 @contextmanager
 def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
     """Within the block, collect what enters the head: one tensor per forward pass."""
     seen: list[Tensor] = []
-    hook = model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
+    with model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0])):
         yield seen
-    finally:
-        hook.remove()
 
 
 def features(model: nn.Module, head: str, images: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -26,15 +26,11 @@ def executions(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[list[st
         order.append(name)
         widths.append(inputs.numel())
 
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
-        for name in names
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name in names:
+            layer = model.get_submodule(name)
+            hooks.enter_context(layer.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0])))
         yield order, widths
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager
@@ -54,18 +50,13 @@ def last_outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             if len(outputs) > LAST:
                 del outputs[next(iter(outputs))]
 
-    hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-        for name, module in model.named_modules()
-        if _can_be_head(module)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if _can_be_head(module):
+                hooks.enter_context(module.register_forward_hook(lambda _, __, output, name=name: note(name, output)))
         yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for name in twice & outputs.keys():
-            del outputs[name]
+    for name in twice & outputs.keys():
+        del outputs[name]
 
 
 def find_head(model: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> str | None:

@@ -7,17 +7,18 @@ in chunks. All routes give the same numbers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewshift.core import _progress as progress
-from fewshift.core._memory import free_memory
 from fewshift.core.moments import (
     Moments,
     Normal,
@@ -31,10 +32,11 @@ from fewshift.core.moments import (
     source_layers,
     write_affine,
 )
-from fewshift.core.network import Layer, Network, batchnorm, logits_of
+from fewshift.core.network import Layer, Network, batchnorm, free_memory, logits_of
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 
+Source = Mapping[str, SourceLayer]  # layer name -> what the source network does there
 Blend = Mapping[str, float]  # layer name -> weight of the target's statistics
 
 
@@ -101,17 +103,13 @@ def read(network: Network, chunks: Sequence[Tensor], blend: Blend, *, frugal: bo
     return Reading(seen, tuple(logits_of(working(images)) for images in chunks), route)
 
 
-def _as_one_batch(
-    network: Network, source: Mapping[str, SourceLayer], chunks: Sequence[Tensor], rule: Rule
-) -> tuple[Tensor, ...]:
+def _as_one_batch(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
     working = network.copy()
     with normalising(network, working, source, rule):
         return tuple(logits_of(working(images)) for images in chunks)
 
 
-def _in_step(
-    network: Network, source: Mapping[str, SourceLayer], chunks: Sequence[Tensor], rule: Rule
-) -> tuple[Tensor, ...]:
+def _in_step(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
     """Each chunk passes in a thread and a working copy of its own; one thread runs at a time."""
     barrier = _Barrier(network, [network.copy() for _ in chunks], source, rule)
     with ThreadPoolExecutor(len(chunks)) as threads:
@@ -125,9 +123,7 @@ def _in_step(
 class _Barrier:
     """A barrier between the passes of several chunks: before every BatchNorm layer each waits for all others."""
 
-    def __init__(
-        self, network: Network, copies: Sequence[nn.Module], source: Mapping[str, SourceLayer], rule: Rule
-    ) -> None:
+    def __init__(self, network: Network, copies: Sequence[nn.Module], source: Source, rule: Rule) -> None:
         self._network, self._copies, self._source, self._rule = network, copies, source, rule
         self._turn = threading.Condition()  # the thread that holds its lock runs; waiting lets the next one run
         self._waiting: dict[int, tuple[str, Moments]] = {}  # chunk -> the layer before which it stands, and its input
@@ -174,51 +170,34 @@ class _OtherPassError(Exception):
     """The pass of another chunk failed, and this one cannot go on without it."""
 
 
-def _layer_by_layer(
-    network: Network, source: Mapping[str, SourceLayer], chunks: Sequence[Tensor], rule: Rule
-) -> tuple[Tensor, ...]:
+def _layer_by_layer(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
     """For every execution of a layer all chunks pass up to it; the executions before it repeat their statistics."""
     working, normals = network.copy(), list[Normal | None]()
+
+    def passed(images: Tensor) -> Tensor:
+        """The logits, if `normals` has the statistics of every execution; a stopped pass otherwise."""
+        executed = count()
+
+        def hook(name: str, module: _BatchNorm, values: Tensor) -> None:
+            place = next(executed)
+            if place == len(normals):
+                raise _PassStopped(name, moments(values))
+            if (normal := normals[place]) is not None:
+                write_affine(module, source[name], normal)
+
+        with before_layers(network, working, hook):
+            return logits_of(working(images))
+
     executions = sum(layer.calls or 1 for layer in network.layers)
     for _ in progress.track(range(executions), "statistics, layer by layer"):
-        inputs: list[tuple[str, Moments]] = []
+        inputs: list[tuple[Any, ...]] = []  # the layer's name, and what enters it
         for images in chunks:
-            with _repeating(network, working, source, normals, inputs), suppress(_PassStopped):
-                working(images)
-        name = inputs[0][0]
-        normals.append(rule(name, concatenated([seen for _, seen in inputs])))
-    logits = []
-    for images in chunks:
-        with _repeating(network, working, source, normals, []):
-            logits.append(logits_of(working(images)))
-    return tuple(logits)
-
-
-@contextmanager
-def _repeating(
-    network: Network,
-    working: nn.Module,
-    source: Mapping[str, SourceLayer],
-    normals: Sequence[Normal | None],
-    inputs: list[tuple[str, Moments]],
-) -> Iterator[None]:
-    """Within the block, the executions of layers normalise with `normals`, in order.
-
-    The pass stops at the first execution beyond them, and what enters it is added to `inputs`.
-    """
-    remaining = iter(normals)
-
-    def hook(name: str, module: _BatchNorm, values: Tensor) -> None:
-        try:
-            normal = next(remaining)
-        except StopIteration:
-            inputs.append((name, moments(values)))
-            raise _PassStopped from None
-        if normal is not None:
-            write_affine(module, source[name], normal)
-
-    with before_layers(network, working, hook):
-        yield
+            try:
+                passed(images)
+            except _PassStopped as stop:
+                inputs.append(stop.args)
+        normals.append(rule(inputs[0][0], concatenated([seen for _, seen in inputs])))
+    return tuple(passed(images) for images in chunks)
 
 
 class _PassStopped(Exception):  # noqa: N818  (it is no error)
@@ -271,11 +250,10 @@ def pooled_exactly(network: Network, batches: Callable[[], Iterable[Tensor]]) ->
             if layer.calls == 1:
                 raise _PassStopped
 
-        handle = working.get_submodule(layer.name).register_forward_pre_hook(collect)
-        for images in batches():
-            with suppress(_PassStopped):
-                working(images)
-        handle.remove()
+        with working.get_submodule(layer.name).register_forward_pre_hook(collect):
+            for images in batches():
+                with suppress(_PassStopped):
+                    working(images)
         normals[layer.name] = concatenated(parts).normal(source[layer.name].eps)
         write_affine(batchnorm(working, layer.name), source[layer.name], normals[layer.name])
     return normals

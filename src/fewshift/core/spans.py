@@ -106,8 +106,7 @@ class Linear:
 
     def normal(self) -> Normal:
         """mu = M eta, sigma = S rho."""
-        eta, rho = self._coefficients()
-        return self.span.combine(eta, rho)
+        return self.span.combine(*self._coefficients())
 
     def project(self) -> None:
         """Nothing: the coefficients have no bounds."""

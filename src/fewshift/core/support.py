@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ class Support:
         else:
             pairs = [self.kind.view(self.augment, self.images[index], self.labels[index]) for index in indices.tolist()]
             images, labels = (_one(_stacked(tuple(column))) for column in zip(*pairs, strict=True))
-        if self.images[0].ndim == 3 and _interleaved(self.images):
+        if self.images[0].ndim == 3 and self.images[0][None].is_contiguous(memory_format=torch.channels_last):
             images = images.contiguous(memory_format=torch.channels_last)
         return images, labels
 
@@ -199,7 +199,6 @@ class Unlabelled:
         """The images at `indices`, as one tensor."""
         if isinstance(self._images, Tensor):
             images = self._images[indices]
-            rows = list(images) if augmented and self.augment else []
         else:
             items = [self._images[index] for index in indices.tolist()]
             rows = [item[0] if isinstance(item, (tuple, list)) else item for item in items]
@@ -208,21 +207,15 @@ class Unlabelled:
                 raise FewshiftError(
                     f"unlabelled images have different shapes {sorted(shapes)[:2]}: preprocess them to one size"
                 )
+            images = torch.stack(rows)
         if augmented and self.augment:
-            rows = [self.augment(row) for row in rows]
-        images = torch.stack(rows) if rows else images
+            images = torch.stack([self.augment(image) for image in images])
         if not images.is_floating_point():
             kind = str(images.dtype).removeprefix("torch.")
             raise FewshiftError(f"unlabelled images are {kind}: preprocess them to floating point first")
         if not torch.isfinite(images).all():
             raise FewshiftError("an unlabelled image contains NaN or infinity: check its preprocessing")
         return images
-
-    def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(indices, images) of one pass; in random order with a generator, from first to last without."""
-        order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
-        for indices in order.split(size):
-            yield indices, self.batch(indices)
 
 
 @dataclass(frozen=True)
@@ -321,8 +314,3 @@ def _at(tensors: Stack, indices: Tensor) -> Stack:
     if isinstance(tensors, Tensor):
         return tensors[indices]
     return _stacked(tuple(tensors[index] for index in indices.tolist()))
-
-
-def _interleaved(images: Stack) -> bool:
-    first = images[:1] if isinstance(images, Tensor) else images[0][None]
-    return first.is_contiguous(memory_format=torch.channels_last)

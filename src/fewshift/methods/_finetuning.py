@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,28 +54,12 @@ def body_parameters(network: Network, model: nn.Module) -> list[Tensor]:
     return [tensor for tensor in model.parameters() if id(tensor) not in head]
 
 
-def all_parameters(network: Network, model: nn.Module) -> list[Tensor]:
-    """Every parameter of the network."""
-    del network
-    return list(model.parameters())
-
-
 PARTS: dict[str, Parts] = {
     "bn": affine_parameters,
     "head": head_parameters,
     "body": body_parameters,
-    "all": all_parameters,
+    "all": lambda _, model: list(model.parameters()),
 }
-
-
-def sgd(lr: float, weight_decay: float, momentum: float = 0.9) -> Optimizer:
-    """SGD with momentum; weight decay is the gradient of (weight_decay / 2) |w|^2."""
-    return lambda tensors: torch.optim.SGD(tensors, lr=lr, momentum=momentum, weight_decay=weight_decay)
-
-
-def adam(lr: float) -> Optimizer:
-    """Adam without decay."""
-    return lambda tensors: torch.optim.Adam(tensors, lr=lr)
 
 
 def policy(bn: str, support: Support) -> str:
@@ -89,11 +74,12 @@ def prepare(network: nn.Module | Network, target: Target, who: str) -> tuple[Net
     support = target.need_support(who)
     network = Network.of(network, target.some_images(who, "support images"))
     refuse_without_statistics(network)
-    return network, support.checked(network.output).prepared(lambda images: _in_float32(like(network.model, images)))
 
+    def ready(images: Tensor) -> Tensor:
+        images = like(network.model, images)
+        return images.float() if images.dtype.itemsize < 4 else images
 
-def _in_float32(images: Tensor) -> Tensor:
-    return images.float() if images.dtype.itemsize < 4 else images
+    return network, support.checked(network.output).prepared(ready)
 
 
 def in_float32(model: nn.Module) -> nn.Module:
@@ -110,11 +96,6 @@ def trainable(network: Network, bn: str, support: Support | None = None) -> nn.M
     elif bn == "support" and support is not None:
         write_statistics(network, model, support)
     return model
-
-
-def finished(network: Network, model: nn.Module) -> nn.Module:
-    """The plain network, in its own type, with the tensors of the trained copy."""
-    return network.with_tensors(model.state_dict())
 
 
 def use_batches(network: Network, model: nn.Module, momentum: float) -> None:
@@ -140,33 +121,23 @@ def write_statistics(network: Network, model: nn.Module, support: Support) -> st
     return seen.route
 
 
-@dataclass(frozen=True)
-class Training:
-    """How to train on the support: optimiser, BatchNorm policy, epochs, minibatches, seed."""
-
-    optimizer: Optimizer
-    bn: str
-    epochs: int
-    batch_size: int | None
-    seed: int
-
-
 def tune(
     network: Network,
     support: Support,
     target: Target,
     part: str,
-    training: Training,
+    method: FineTuning,
+    seed: int,
     *,
     penalty: Callable[[nn.Module], Penalty] | None = None,
     model: nn.Module | None = None,
     after_epoch: Callable[[nn.Module], None] | None = None,
 ) -> Fitted:
-    """Train one of the `PARTS` of a network on the support.
+    """Train one of the `PARTS` of a network on the support, with the settings of `method`.
 
     `penalty(model)` gives what is added to the loss of each step. `after_epoch` receives the predictor so far.
     """
-    bn, size = policy(training.bn, support), support.minibatch(training.batch_size)
+    bn, size = policy(method.bn, support), support.minibatch(method.batch_size)
     model = trainable(network, bn, support) if model is None else model
     tensors = [tensor.requires_grad_(True) for tensor in PARTS[part](network, model)]
     if not tensors:
@@ -179,7 +150,7 @@ def tune(
         value = target.cost(_training_logits(model, images), labels)
         return value if extra is None else value + extra(images)
 
-    with private_randomness(training.seed) as generator:
+    with private_randomness(seed) as generator:
 
         def batches() -> Iterable[Tensor]:
             least = 2 if bn == "train_running" and support.kind.batch_statistics else 1
@@ -187,7 +158,7 @@ def tune(
             if after_epoch is not None:
                 after_epoch(_predictor(network, copy.deepcopy(model), bn, support, size))
 
-        course = fit(loss, batches, training.optimizer(tensors), training.epochs)
+        course = fit(loss, batches, method.optimizer(tensors), method.epochs)
     return Fitted(
         _predictor(network, model, bn, support, size),
         notes={
@@ -200,30 +171,23 @@ def tune(
 
 
 def tune_head(
-    network: Network, support: Support, target: Target, training: Training, *, fresh: bool = False
+    network: Network, support: Support, target: Target, method: FineTuning, seed: int, *, fresh: bool = False
 ) -> tuple[nn.Module, list[float]]:
     """Train the head alone, from the source's weights or from fresh ones; the body runs once if it can."""
-    bn = policy(training.bn, support)
+    bn = policy(method.bn, support)
     if bn == "train_running":
-        fitted = tune(network, support, target, "head", training)
+        fitted = tune(network, support, target, "head", method, seed)
         return fitted.predictor, fitted.notes["support_loss"]
     name = network.need_head("training the classifier")
     model = trainable(network, bn, support)
     layer = linear(model, name).requires_grad_(True)
-    size = support.minibatch(training.batch_size)
-    with private_randomness(training.seed) as generator:
+    size, optimizer = support.minibatch(method.batch_size), method.optimizer(list(layer.parameters()))
+    with private_randomness(seed) as generator:
         if fresh:
             layer.reset_parameters()
-        losses = train_head(
-            model,
-            name,
-            support,
-            target.cost,
-            lambda: minibatches(len(support), size, generator),
-            training.optimizer(list(layer.parameters())),
-            training.epochs,
-        )
-    return finished(network, model), losses
+        batches = partial(minibatches, len(support), size, generator)
+        losses = train_head(model, name, support, target.cost, batches, optimizer, method.epochs)
+    return network.with_tensors(model.state_dict()), losses
 
 
 def _training_logits(model: nn.Module, images: Tensor) -> Tensor:
@@ -241,7 +205,7 @@ def _predictor(network: Network, model: nn.Module, bn: str, support: Support, si
     """The trained copy as a plain network, with the support's statistics if the policy says so."""
     if bn == "support":
         write_statistics(network, model, support)
-    predictor = finished(network, model)
+    predictor = network.with_tensors(model.state_dict())
     with torch.no_grad():
         sample = logits_of(predictor(like(predictor, support.chunks(size)[0][0])))
     if not torch.isfinite(sample).all():
@@ -263,18 +227,13 @@ class FineTuning(Method):
 
     def check(self) -> None:
         """A known BatchNorm policy, and at least one image per minibatch."""
-        if self.bn not in POLICIES:
-            raise FewshiftError(f"bn={self.bn!r} is unknown: choose one of {', '.join(POLICIES)}")
+        self.one_of(bn=POLICIES)
         self.at_least(batch_size=1)
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimiser with this method's rate."""
-        return adam(self.lr)
-
-    def training(self, seed: int, **changes: Any) -> Training:
-        """These settings, some of them changed."""
-        return replace(Training(self.optimizer, self.bn, self.epochs, self.batch_size, seed), **changes)
+        """Adam with this method's rate."""
+        return partial(torch.optim.Adam, lr=self.lr)
 
 
 @dataclass(frozen=True)
@@ -286,5 +245,5 @@ class SGDFineTuning(FineTuning):
 
     @property
     def optimizer(self) -> Optimizer:
-        """SGD with this method's rate, momentum and decay."""
-        return sgd(self.lr, self.weight_decay, self.momentum)
+        """SGD with this method's rate, momentum and decay: the gradient of (weight_decay / 2) |w|^2."""
+        return partial(torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

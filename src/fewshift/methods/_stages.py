@@ -1,19 +1,113 @@
-"""What the stages of LCCS hand to each other."""
+"""What LCCS is made of: the search for its start, what its stages hand to each other, and its two readings.
+
+The start is one number v for all layers, or one for each, between source and support statistics.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from fewshift.core import _progress as progress
 from fewshift.core.loop import Course
 from fewshift.core.losses import Loss
-from fewshift.core.moments import Normal
-from fewshift.core.network import Network
+from fewshift.core.method import BlendSearch
+from fewshift.core.moments import Moments, Normal, normalised, source_layers
+from fewshift.core.network import Network, logits_of
+from fewshift.core.reading import Blend, read_by_ema, read_support, tied
 from fewshift.core.spans import Span
 from fewshift.core.support import Support
-from fewshift.methods._blend import Start
+from fewshift.errors import FewshiftError
+
+EMA = "minibatches, exponential average"
+Try = Callable[[Blend], "Start"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A blend, its loss on the support, and what the layers saw if the whole support was passed."""
+
+    blend: Blend
+    loss: float = float("nan")
+    moments: dict[str, Moments] | None = None
+    curve: list[dict[str, float]] = field(default_factory=list)
+    route: str | None = None  # how the images passed
+
+    @property
+    def v(self) -> float | dict[str, float]:
+        """The common weight of the support's statistics, or that of each layer."""
+        values = set(self.blend.values())
+        return values.pop() if len(values) == 1 else dict(self.blend)
+
+    def search(self, images: int) -> BlendSearch | None:
+        """What the search did for the support's labels; None where no v was searched."""
+        if not self.curve:
+            return None
+        return BlendSearch(next(iter(self.blend.values())), self.curve[0]["loss"], self.loss, images)
+
+
+def exactly(network: Network, support: Support, loss: Loss) -> Try:
+    """Try a blend by one pass over the whole support."""
+
+    def attempt(blend: Blend) -> Start:
+        reading = read_support(network, support, blend)
+        return Start(blend, support.loss_of(loss, reading.logits), reading.moments, route=reading.route)
+
+    return attempt
+
+
+def by_average(network: Network, support: Support, loss: Loss, size: int, views: Callable[[], Iterable[Tensor]]) -> Try:
+    """Try a blend by minibatches of random views, whose statistics are averaged, and a look at the plain support."""
+
+    def attempt(blend: Blend) -> Start:
+        estimates = read_by_ema(network, views(), blend)
+        source = source_layers(network)
+        held = {name: source[name].blend(estimate, blend[name]) for name, estimate in estimates.items()}
+        with torch.no_grad():
+            model = normalised(network, held)
+            answers = [logits_of(model(images)) for images, _ in support.chunks(size)]
+        return Start(blend, support.loss_of(loss, answers), route=EMA)
+
+    return attempt
+
+
+def best_common(network: Network, attempt: Try, grid: int) -> Start:
+    """The v with the lowest loss of `grid` values from 0 to 1, the same in all layers."""
+    curve = []
+
+    def tried(v: float) -> Start:
+        start = attempt(tied(network, v))
+        curve.append({"v": v, "loss": start.loss})
+        return start
+
+    best = _best(tried(v) for v in progress.track(_values(grid), "initialisation"))
+    return replace(best, curve=curve)
+
+
+def best_by_layer(network: Network, attempt: Try, grid: int) -> Start:
+    """The v with the lowest loss, layer by layer; later layers stay at the source until it is their turn."""
+    best = Start(tied(network, 0.0))
+    for layer in progress.track(network.layers, "initialisation, layer by layer"):
+        blends = [{**best.blend, layer.name: v} for v in _values(grid)]
+        best = _best(map(attempt, blends))
+    return best
+
+
+def _values(grid: int) -> list[float]:
+    return [step / (grid - 1) for step in range(grid)]
+
+
+def _best(starts: Iterable[Start]) -> Start:
+    """The start with the lowest loss; of equally good ones the last, which has the largest v; never a NaN."""
+    known = ((start.loss, -place, start) for place, start in enumerate(starts) if start.loss == start.loss)
+    best = min(known, key=lambda rated: rated[:2], default=None)
+    if best is None:
+        raise FewshiftError("the loss is NaN for every blend of statistics: check the images' preprocessing")
+    return best[2]
 
 
 @dataclass(frozen=True)
@@ -56,8 +150,18 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """The head's tensors where they are not the source's, and the losses of its training."""
+class Variant:
+    """Where the paper, read correctly, and the authors' released code differ."""
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+    steps: Literal["every minibatch", "last minibatch"]  # of an epoch, on which the optimiser takes a step
+    drop_last: bool  # an incomplete minibatch is left out
+    stale: bool  # inference uses the statistics from before the last step
+    borrow_scale: bool  # the directions of sigma are scaled by the singular values of the means
+    guard: bool  # layers that see one position per image, or reach sigma <= 0, are taken care of
+    double: bool  # adaptation runs in float64
+
+
+VARIANTS = {
+    "paper": Variant("every minibatch", False, stale=False, borrow_scale=False, guard=True, double=False),
+    "released": Variant("last minibatch", True, stale=True, borrow_scale=True, guard=False, double=True),
+}

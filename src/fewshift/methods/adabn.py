@@ -20,8 +20,6 @@ from fewshift.core.reading import averaged_over_batches, pooled_exactly, read_su
 from fewshift.core.support import Target, Unlabelled
 from fewshift.errors import FewshiftError
 
-STATISTICS = ("auto", "exact", "cumulative", "ema")
-
 
 @dataclass(frozen=True)
 class AdaBN(Method):
@@ -45,8 +43,7 @@ class AdaBN(Method):
 
     def check(self) -> None:
         """Known statistics, and a momentum in (0, 1]."""
-        if self.statistics not in STATISTICS:
-            raise FewshiftError(f"statistics={self.statistics!r} is unknown: choose one of {', '.join(STATISTICS)}")
+        self.one_of(statistics=("auto", "exact", "cumulative", "ema"))
         self.at_least(batch_size=1)
         if not 0 < self.momentum <= 1:
             raise FewshiftError(f"momentum={self.momentum} is not a weight of a batch: give more than 0 and at most 1")

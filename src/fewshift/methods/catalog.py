@@ -107,11 +107,6 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
-def settings_line(row: dict[str, Any]) -> str:
-    """All fields with their defaults in one line."""
-    return ", ".join(f"{name}={value}" for name, value in row["settings"].items()) or "-"
-
-
 def markdown() -> str:
     """The page docs/methods.md."""
     table = ["| name | looks at | returns | paper |", "|---|---|---|---|"]
@@ -123,21 +118,12 @@ def markdown() -> str:
 
 
 def _section(row: dict[str, Any], method: type[Method]) -> str:
+    settings = ", ".join(f"{name}={value}" for name, value in row["settings"].items()) or "-"
     module = inspect.getmodule(method)
     paper = (inspect.getdoc(module) or "").partition("\n\n")[2].partition("\n\n")[0] if module else ""
-    lines = [
-        f"## {row['name']}",
-        "",
-        f"`{row['class']}`. {inspect.getdoc(method)}",
-        "",
-        f"Changes: {row['changes']}.",
-        "",
-        f"Settings: `{settings_line(row)}`.",
-        "",
-    ]
-    if row["paper"][0] not in "-b" and paper:
-        lines[3:3] = ["", paper.replace("\n", " ")]
-    return "\n".join(lines)
+    cited = [paper.replace("\n", " ")] if row["paper"][0] not in "-b" and paper else []
+    about = [f"`{row['class']}`. {inspect.getdoc(method)}", *cited, f"Changes: {row['changes']}."]
+    return "\n\n".join([f"## {row['name']}", *about, f"Settings: `{settings}`.\n"])
 
 
 if __name__ == "__main__":

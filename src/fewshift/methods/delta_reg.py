@@ -6,7 +6,7 @@ Li et al., "DELTA: Deep Learning Transfer using Feature Map with Attention for C
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, cast
@@ -20,7 +20,7 @@ from fewshift.core.method import Fitted
 from fewshift.core.network import Network, like, linear, logits_of
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import Penalty, SGDFineTuning, Training, prepare, sgd, trainable, tune, tune_head
+from fewshift.methods._finetuning import Penalty, SGDFineTuning, prepare, trainable, tune, tune_head
 from fewshift.methods._replay import resumed
 
 STAGES = 4  # convolutions whose maps are watched
@@ -59,15 +59,8 @@ class DeltaReg(SGDFineTuning):
         weights = self._attention(network, support, target, watched, seed)
         model = trainable(network, self.bn, support)
         with maps(model, watched) as own:
-            return tune(
-                network,
-                support,
-                target,
-                "all",
-                self.training(seed),
-                model=model,
-                penalty=lambda model: self.penalty(network, model, own, weights),
-            )
+            penalty = partial(self.penalty, network, own=own, weights=weights)
+            return tune(network, support, target, "all", self, seed, model=model, penalty=penalty)
 
     def penalty(
         self, network: Network, model: nn.Module, own: dict[str, Tensor], weights: dict[str, Tensor]
@@ -92,8 +85,8 @@ class DeltaReg(SGDFineTuning):
         """Channel weights of every watched layer, under a head trained briefly on the support."""
         tuned = network
         for lr, epochs in ATTENTION_HEAD:
-            training = Training(sgd(lr, weight_decay=1e-4), "source_frozen", epochs, support.minibatch(None), seed)
-            model, _ = tune_head(tuned, support, target, training)
+            brief = DeltaReg("source_frozen", epochs, lr, weight_decay=1e-4)
+            model, _ = tune_head(tuned, support, target, brief, seed)
             tuned = replace(network, model=model)
         model = trainable(tuned, "source_frozen")
         order = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))  # of all classes
@@ -190,12 +183,8 @@ def without(layer: nn.Conv2d, channel: int, output: Tensor) -> Tensor:
 def maps(model: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
     """Within the block, collect the outputs of these layers, in order of execution."""
     seen: dict[str, Tensor] = {}
-    handles = [
-        model.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: seen.update({name: output}))
-        for name in names
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name in names:
+            layer = model.get_submodule(name)
+            hooks.enter_context(layer.register_forward_hook(lambda *args, name=name: seen.update({name: args[2]})))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()

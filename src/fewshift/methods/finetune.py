@@ -30,7 +30,7 @@ class FinetuneBN(FineTuning):
         """Train, then take the statistics that belong to the final weights."""
         network, support = prepare(network, target, self.name)
         refuse_unadaptable(network)
-        return tune(network, support, target, "bn", self.training(seed))
+        return tune(network, support, target, "bn", self, seed)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FinetuneHead(SGDFineTuning):
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the head; without augmentation the body computes its features once."""
         network, support = prepare(network, target, self.name)
-        predictor, losses = tune_head(network, support, target, self.training(seed))
+        predictor, losses = tune_head(network, support, target, self, seed)
         parameters = sum(tensor.numel() for tensor in head_parameters(network, predictor))
         return Fitted(predictor, notes={"support_loss": losses, "parameters": parameters, "bn": self.bn})
 
@@ -59,7 +59,7 @@ class FinetuneFeatures(SGDFineTuning):
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the body under the frozen source head."""
-        return tune(*prepare(network, target, self.name), target, "body", self.training(seed))
+        return tune(*prepare(network, target, self.name), target, "body", self, seed)
 
 
 @dataclass(frozen=True)
@@ -71,4 +71,4 @@ class L2(SGDFineTuning):
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train everything."""
-        return tune(*prepare(network, target, self.name), target, "all", self.training(seed))
+        return tune(*prepare(network, target, self.name), target, "all", self, seed)

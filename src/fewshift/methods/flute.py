@@ -6,28 +6,21 @@ Triantafillou et al., "Learning a Universal Template for Few-shot Dataset Genera
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewshift.core.heads import nearest_centroid_head
+from fewshift.core.heads import centroids, nearest_centroid_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, refuse_unadaptable
 from fewshift.core.randomness import private_randomness
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._finetuning import (
-    adam,
-    affine_parameters,
-    finished,
-    prepare,
-    trainable,
-    use_batches,
-    write_statistics,
-)
+from fewshift.methods._finetuning import affine_parameters, prepare, trainable, use_batches, write_statistics
 
 FLOOR = 1e-3  # of the squared length of an embedding
 
@@ -55,8 +48,7 @@ class Flute(Method):
     def check(self) -> None:
         """Two images per minibatch at least, known words."""
         self.at_least(batch_size=2)
-        if self.stats not in ("support", "source") or self.centroid_grad not in ("flow", "detach"):
-            raise FewshiftError("stats is 'support' or 'source', centroid_grad 'flow' or 'detach': choose one of these")
+        self.one_of(stats=("support", "source"), centroid_grad=("flow", "detach"))
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train weight and bias, take the support's statistics, put the centroids into the head."""
@@ -81,13 +73,9 @@ class Flute(Method):
             return centroid_loss(seen[-1].flatten(1), labels, detach=self.centroid_grad == "detach")
 
         with private_randomness(seed) as generator:
-            course = fit(
-                loss,
-                lambda: balanced_minibatches(support.targets, self.batch_size, generator),
-                adam(self.lr)(tensors),
-                self.epochs,
-            )
-        model = finished(network, model)
+            batches = partial(balanced_minibatches, support.targets, self.batch_size, generator)
+            course = fit(loss, batches, torch.optim.Adam(tensors, lr=self.lr), self.epochs)
+        model = network.with_tensors(model.state_dict())
         if self.stats == "support":
             write_statistics(network, model, support)
         state = model.state_dict()
@@ -106,9 +94,8 @@ class Flute(Method):
 
 def centroid_loss(embeddings: Tensor, labels: Tensor, *, detach: bool = False) -> Tensor:
     """Cross-entropy of cos(embedding, class mean) over the classes that are present."""
-    _, compact = labels.unique(return_inverse=True)
-    members = F.one_hot(compact).to(embeddings).T
-    centres = (members @ embeddings) / members.sum(1, keepdim=True)
+    present, compact = labels.unique(return_inverse=True)
+    centres = centroids(embeddings, compact, len(present))
     return F.cross_entropy(_unit(embeddings) @ _unit(centres.detach() if detach else centres).T, compact)
 
 

@@ -6,6 +6,7 @@ Li, Grandvalet and Davoine, "Explicit Inductive Bias for Transfer Learning with 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from fewshift.core.method import Fitted
 from fewshift.core.network import Network
 from fewshift.core.support import Target
-from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import Penalty, SGDFineTuning, prepare, tune
 
 
@@ -45,15 +45,12 @@ class L2SP(SGDFineTuning):
     def check(self) -> None:
         """Known words for scope and head."""
         super().check()
-        if self.scope not in ("all", "weights") or self.head not in ("l2", "sp"):
-            raise FewshiftError("scope is 'all' or 'weights', head is 'l2' or 'sp': choose one of these")
+        self.one_of(scope=("all", "weights"), head=("l2", "sp"))
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train everything with the penalty."""
         network, support = prepare(network, target, self.name)
-        return tune(
-            network, support, target, "all", self.training(seed), penalty=lambda model: self.penalty(network, model)
-        )
+        return tune(network, support, target, "all", self, seed, penalty=partial(self.penalty, network))
 
     def penalty(self, network: Network, model: nn.Module) -> Penalty:
         """The distance of `model` from what it is now."""

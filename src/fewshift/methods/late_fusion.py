@@ -48,8 +48,7 @@ class LateFusion(SGDFineTuning):
             )
         if not 0 <= self.weight <= 1:
             raise FewshiftError(f"weight={self.weight} is not a blend: give a number from 0 (target) to 1 (source)")
-        if self.scores not in ("probabilities", "logits") or self.target_head not in ("finetuned", "fresh"):
-            raise FewshiftError("scores is 'probabilities' or 'logits', target_head 'finetuned' or 'fresh': choose one")
+        self.one_of(scores=("probabilities", "logits"), target_head=("finetuned", "fresh"))
 
     @property
     def plain(self) -> bool:
@@ -59,7 +58,7 @@ class LateFusion(SGDFineTuning):
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the second head, then fuse."""
         network, support = prepare(network, target, self.name)
-        predictor, losses = tune_head(network, support, target, self.training(seed), fresh=self.target_head == "fresh")
+        predictor, losses = tune_head(network, support, target, self, seed, fresh=self.target_head == "fresh")
         head = network.need_head(self.name)
         if not gives_output(network.model, head, support.chunks(2)[0][0]):
             raise FewshiftError(

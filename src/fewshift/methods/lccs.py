@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, cast
 
 import torch
@@ -28,9 +29,17 @@ from fewshift.core.reading import Blend, read_support, tied
 from fewshift.core.spans import Convex, Linear, Span, spanning_vectors
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.methods._blend import Start, best_by_layer, best_common, by_average, exactly
-from fewshift.methods._stages import Classifier, Learned, Stages
-from fewshift.methods._variants import VARIANTS, Variant
+from fewshift.methods._stages import (
+    VARIANTS,
+    Learned,
+    Stages,
+    Start,
+    Variant,
+    best_by_layer,
+    best_common,
+    by_average,
+    exactly,
+)
 
 MOST_CANDIDATES = 1001
 EMA_EPOCHS = 10  # over random views, for each blend that is tried
@@ -119,11 +128,11 @@ class LCCS(Method):
 
     def with_classifier(self, stages: Stages, kind: str) -> Fitted:
         """The fourth stage: the adapted network with this classifier."""
-        head = self._classify(stages, kind)
+        head, head_losses = self._classify(stages, kind)
         start, learned, support = stages.start, stages.learned, stages.support
         labels_searched = self.objective == "cross-entropy" and support.kind.centroids
         return Fitted(
-            stages.network.with_tensors(merged(stages.network, learned.normals) | head.tensors),
+            stages.network.with_tensors(merged(stages.network, learned.normals) | head),
             layers=stages.layer_notes(),
             notes={
                 "v": start.v,
@@ -134,7 +143,7 @@ class LCCS(Method):
                 "support_loss": learned.course.losses,
                 "epoch_seconds": learned.course.epoch_seconds,
                 "classifier": kind,
-                "classifier_loss": head.losses,
+                "classifier_loss": head_losses,
             },
             search=start.search(len(support)) if labels_searched else None,
         )
@@ -220,13 +229,8 @@ class LCCS(Method):
             return loss(logits(images), labels)
 
         with private_randomness(seed) as generator:
-            course = fit(
-                cost,
-                lambda: self._epoch(support, generator),
-                optimizer,
-                self._effective_epochs(),
-                after_step=project,
-            )
+            batches = partial(self._epoch, support, generator)
+            course = fit(cost, batches, optimizer, self._effective_epochs(), after_step=project)
         with torch.no_grad():
             final = normals()
         self._refuse_degenerate(final)
@@ -266,28 +270,21 @@ class LCCS(Method):
                     "lower lr or epochs, or set min_sigma"
                 )
 
-    def _classify(self, stages: Stages, kind: str) -> Classifier:
-        """The head's new tensors, if it is to change, with the adapted statistics held."""
+    def _classify(self, stages: Stages, kind: str) -> tuple[dict[str, Tensor], list[float]]:
+        """The head's new tensors, if it is to change, and the losses of its training; adapted statistics are held."""
         if kind == "source":
-            return Classifier()
+            return {}, []
         network, support = stages.working, stages.support
         name = network.need_head(f"classifier='{kind}'")
         model = normalised(network, stages.learned.normals)
         if kind == "ncc":
-            return Classifier(nearest_centroid_head(network, model, support))
+            return nearest_centroid_head(network, model, support), []
         layer = linear(model, name).requires_grad_(True)
         optimizer = torch.optim.Adam(layer.parameters(), lr=self.lr)
         with private_randomness(stages.seed) as generator:
-            losses = train_head(
-                model,
-                name,
-                support,
-                stages.loss,
-                lambda: self._epoch(support, generator),
-                optimizer,
-                self.classifier_epochs,
-            )
-        return Classifier({f"{name}.{key}": tensor.detach() for key, tensor in layer.named_parameters()}, losses)
+            batches = partial(self._epoch, support, generator)
+            losses = train_head(model, name, support, stages.loss, batches, optimizer, self.classifier_epochs)
+        return {f"{name}.{key}": tensor.detach() for key, tensor in layer.named_parameters()}, losses
 
     def _chosen_classifier(self, stages: Stages) -> str:
         network, support = stages.working, stages.support

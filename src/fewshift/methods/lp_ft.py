@@ -16,7 +16,7 @@ from fewshift.core import _progress as progress
 from fewshift.core.method import Fitted
 from fewshift.core.network import Network, like, logits_of
 from fewshift.core.support import Support, Target
-from fewshift.methods._finetuning import FineTuning, adam, prepare, trainable, tune, tune_head
+from fewshift.methods._finetuning import FineTuning, prepare, trainable, tune, tune_head
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,12 @@ class LPFT(FineTuning):
     def _probe(self, network: Network, support: Support, target: Target, epochs: int, seed: int) -> Network:
         """The network with a head trained on the features of its unchanged body."""
         bn = "support" if self.bn == "support" else "source_frozen"
-        model, _ = tune_head(network, support, target, self.training(seed, bn=bn, epochs=epochs))
+        model, _ = tune_head(network, support, target, replace(self, bn=bn, epochs=epochs), seed)
         return replace(network, model=model)
 
     def _tune(self, network: Network, support: Support, target: Target, epochs: int, seed: int, **more: Any) -> Fitted:
         """Everything trained at a tenth of the rate; `more` goes to `tune`."""
-        training = self.training(seed, epochs=epochs, optimizer=adam(self.lr / 10))
-        return tune(network, support, target, "all", training, **more)
+        return tune(network, support, target, "all", replace(self, epochs=epochs, lr=self.lr / 10), seed, **more)
 
     def _choose_probe(
         self, network: Network, support: Support, target: Target, folds: list[Tensor], seed: int

@@ -10,7 +10,6 @@ while a domain discriminator behind a gradient reversal makes their features lik
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,8 +33,6 @@ from fewshift.methods._adversarial import (
 )
 from fewshift.methods._finetuning import body_parameters, head_parameters, trainable
 from fewshift.methods._unlabelled import class_counts, in_order, predictions, prepare_unlabelled, ramp, shuffled
-
-HEADS = ("fresh", "source")
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,7 @@ class SDDA(Method):
                 f"epochs={self.epochs} end before adaptation begins at start_epoch={self.start_epoch}: "
                 f"give at least {self.start_epoch + 1}"
             )
-        if self.size not in SIZES:
-            raise FewshiftError(f"size={self.size} is not a size of the generator: choose one of {SIZES}")
-        if self.head not in HEADS:
-            raise FewshiftError(f"head={self.head!r} is unknown: choose 'fresh' or 'source'")
+        self.one_of(size=SIZES, head=("fresh", "source"))
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train generator and discriminator alone, then the network with them."""
@@ -113,7 +107,7 @@ class SDDA(Method):
                     losses.append(made.losses | (learner.step(made.images, made.labels, real) if adapts else {}))
                 if epoch >= self.start_epoch:
                     learner.schedule.step()
-                curves.append(_means(losses))
+                curves.append({name: torch.stack([step[name] for step in losses]).mean().item() for name in losses[0]})
                 if any(math.isnan(value) for value in curves[-1].values()):
                     raise FewshiftError(f"a loss became NaN in epoch {epoch + 1}: lower generator_lr or lr")
             _, logits = predictions(learner.model.eval(), head, unlabelled, in_order(unlabelled, self.batch_size))
@@ -192,8 +186,8 @@ class ValueRange:
     def of(cls, model: nn.Module, unlabelled: Unlabelled, size: int) -> ValueRange:
         """From one pass over the target."""
         ends = []
-        for _, images in unlabelled.batches(size):
-            channels = like(model, images).transpose(0, 1).flatten(1)
+        for indices in in_order(unlabelled, size):
+            channels = like(model, unlabelled.batch(indices)).transpose(0, 1).flatten(1)
             ends.append((channels.amin(1), channels.amax(1)))
         low = torch.stack([least for least, _ in ends]).amin(0)[:, None, None]
         high = torch.stack([most for _, most in ends]).amax(0)[:, None, None]
@@ -296,7 +290,3 @@ def _descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
-
-
-def _means(losses: list[dict[str, Tensor]]) -> Mapping[str, float]:
-    return {name: torch.stack([step[name] for step in losses]).mean().item() for name in losses[0]}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -24,7 +24,6 @@ from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, like, linear
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.support import Target, Unlabelled
-from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import MOMENTUM, body_parameters, head_parameters, trainable, use_batches
 from fewshift.methods._unlabelled import (
     class_counts,
@@ -69,8 +68,7 @@ class SFDA(Method):
     def check(self) -> None:
         """Positive numbers, and a known memory."""
         self.at_least(memory_every=1, max_prototypes=1, batch_size=2)
-        if self.memory not in ("eval", "train"):
-            raise FewshiftError(f"memory={self.memory!r} is unknown: choose 'eval' or 'train'")
+        self.one_of(memory=("eval", "train"))
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Choose prototypes, train `memory_every` steps, choose again."""
@@ -119,7 +117,7 @@ class SFDA(Method):
                 "tau": [stretch.tau for stretch in rounds],
                 "prototypes": [stretch.counts for stretch in rounds],
                 "confident": [stretch.confident / stretch.seen for stretch in rounds],
-                "pseudo_labels": [stretch.labels for stretch in rounds],
+                "pseudo_labels": [stretch.labels.tolist() for stretch in rounds],
                 "predicted": class_counts(logits),
                 "steps": self.steps,
                 "parameters": sum(tensor.numel() for tensor in (*body, *own_head)),
@@ -152,7 +150,7 @@ class SFDA(Method):
         uncertainty = normalised_entropy(logits)
         tau = threshold(logits.argmax(1), uncertainty, logits.shape[1])
         chosen = prototypes(logits.softmax(1), uncertainty, tau, self.max_prototypes)
-        return Round(float(tau), chosen, F.normalize(features[chosen], dim=2))
+        return Round(float(tau), chosen, F.normalize(features[chosen], dim=2), chosen.new_zeros(len(chosen)))
 
 
 @dataclass
@@ -162,12 +160,9 @@ class Round:
     tau: float
     chosen: Tensor  # (classes, P): which images
     memory: Tensor  # (classes, P, features): their features at unit length
-    labels: list[int] = field(init=False)  # pseudo-labels per class
+    labels: Tensor  # (classes,): how many pseudo-labels
     confident: int = 0
     seen: int = 0
-
-    def __post_init__(self) -> None:
-        self.labels = [0] * len(self.chosen)
 
     @property
     def counts(self) -> list[int]:
@@ -176,8 +171,7 @@ class Round:
 
     def note(self, labels: Tensor, confident: Tensor) -> None:
         """Count the labels of a minibatch, and the confident ones."""
-        counts = labels.bincount(minlength=len(self.labels)).tolist()
-        self.labels = [before + new for before, new in zip(self.labels, counts, strict=True)]
+        self.labels += labels.bincount(minlength=len(self.labels))
         self.confident += int(confident.sum())
         self.seen += len(labels)
 

@@ -117,7 +117,7 @@ class SHOT(Method):
             notes={
                 "loss": losses,
                 "pseudo_labels": [labelling.bincount(minlength=logits.shape[1]).tolist() for labelling in labellings],
-                "relabelled": _relabelled(labellings),
+                "relabelled": [(new != old).double().mean().item() for old, new in pairwise(labellings)],
                 "predicted": class_counts(logits),
                 "steps": steps,
                 "parameters": sum(tensor.numel() for tensor in tensors),
@@ -153,8 +153,3 @@ def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -
 
 def _entropy(p: Tensor) -> Tensor:
     return -(p * (p + EPS).log()).sum(-1)
-
-
-def _relabelled(labels: list[Tensor]) -> list[float]:
-    """The share of images whose label changed from each labelling to the next."""
-    return [(new != old).double().mean().item() for old, new in pairwise(labels)]

@@ -5,7 +5,6 @@ Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 20
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -47,8 +46,7 @@ class Tent(Method):
 
     def check(self) -> None:
         """A known optimiser, and at least one step."""
-        if self.optimizer not in OPTIMIZERS:
-            raise FewshiftError(f"optimizer={self.optimizer!r} is unknown: choose one of {', '.join(OPTIMIZERS)}")
+        self.one_of(optimizer=tuple(OPTIMIZERS))
         self.at_least(steps=1)
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
@@ -71,7 +69,9 @@ class EntropyMinimising(nn.Module):
         super().__init__()
         self.model = in_float32(network.with_tensors({}).requires_grad_(False))
         use_each_batch(network, self.model)
-        self._names = [layer.name for layer in network.layers if layer.affine and _is_2d(network, layer.name)]
+        others = (nn.BatchNorm1d, nn.BatchNorm3d)
+        affine = [layer.name for layer in network.layers if layer.affine]
+        self._names = [name for name in affine if not isinstance(batchnorm(network.model, name), others)]
         if not self._names:
             raise FewshiftError(
                 "tent needs 2d BatchNorm layers with weight and bias, and there are none: use testtime-bn"
@@ -138,7 +138,7 @@ class EntropyMinimising(nn.Module):
 
     def _restore(self, tensors: list[Tensor]) -> None:
         with torch.no_grad():
-            for mine, kept in zip(self._affine(), copy.copy(tensors), strict=True):
+            for mine, kept in zip(self._affine(), tensors, strict=True):
                 mine.copy_(kept)
         self._start_again()
 
@@ -151,7 +151,3 @@ class EntropyMinimising(nn.Module):
         self.record["top_share"] = most / len(self._recent)
         enough = len(self._recent) == RECENT and logits.shape[1] > 1
         self.record["collapsed"] = self.record["collapsed"] or (enough and most / RECENT > COLLAPSED)
-
-
-def _is_2d(network: Network, name: str) -> bool:
-    return not isinstance(batchnorm(network.model, name), (nn.BatchNorm1d, nn.BatchNorm3d))

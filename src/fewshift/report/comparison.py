@@ -10,9 +10,8 @@ from typing import Any
 from fewshift.core.support import Support
 from fewshift.report import figures, prose
 from fewshift.trust.comparison import SOURCE, Ranking, Row
-from fewshift.trust.folds import INSIDE
 from fewshift.trust.gain import LEVEL, Gain
-from fewshift.trust.held_out import PixelAnswers
+from fewshift.trust.held_out import INSIDE, PixelAnswers
 
 
 @dataclass(frozen=True)

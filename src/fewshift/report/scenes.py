@@ -14,8 +14,9 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor, nn
 
+from fewshift.core.labels import PIXELS
 from fewshift.core.losses import IGNORE
-from fewshift.core.metrics import mean_iou, pixel_tally
+from fewshift.core.metrics import mean_iou
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 from fewshift.images import Preprocess
@@ -160,7 +161,7 @@ def _extents(sizes: Sequence[tuple[int, int]]) -> str:
 
 def image_iou(labels: Tensor, answer: Tensor, classes: int) -> float:
     """The mean IoU of one image over the classes that occur in it or are predicted; NaN without a labelled pixel."""
-    return mean_iou(pixel_tally(labels.long(), answer.long(), classes))
+    return mean_iou(PIXELS.tally(labels.long(), answer.long(), classes))
 
 
 def change_of(scores: Sequence[float]) -> str:

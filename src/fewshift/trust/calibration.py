@@ -13,7 +13,6 @@ cross-entropy of images that T was not fitted to has to fall by more than its st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -104,20 +103,16 @@ def calibration_of(held: ImageAnswers) -> Calibration | None:
 
 def temperatures_of_others(held: ImageAnswers, logits: Tensor) -> Tensor:
     """(n,): for each prediction, the temperature of the predictions for images outside its fold."""
-    degrees = torch.empty(len(held.labels), dtype=torch.float64)
-    for mine in _parts(held):
-        foreign = ~torch.isin(held.images, held.images[mine])
-        degrees[mine] = temperature(logits[foreign], held.labels[foreign])
-    return degrees
-
-
-def _parts(held: ImageAnswers) -> Iterator[Tensor]:
-    """The predictions that share a temperature: folds, or halves of the images where there is a single fold."""
     _, folds = held.folds.unique(return_inverse=True)
-    if len(folds.unique()) == 1:
+    if len(folds.unique()) == 1:  # a single fold is halved
         folds = held.images.unique(return_inverse=True)[1] % 2
-    numbers = folds % PARTS
-    yield from (numbers == number for number in numbers.unique())
+    degrees = torch.empty(len(held.labels), dtype=torch.float64)
+    for number in range(PARTS):
+        mine = folds % PARTS == number
+        foreign = ~torch.isin(held.images, held.images[mine])
+        if mine.any():
+            degrees[mine] = temperature(logits[foreign], held.labels[foreign])
+    return degrees
 
 
 def chance_error(probabilities: Tensor) -> float:
@@ -143,7 +138,10 @@ def calibrated(
         return predictor, replace(calibration, refused=refused)
     state = predictor.state_dict()
     head = {name: state[name] for name in _head_tensors(network, state)}
-    degree = _exact(calibration.temperature) if _is_half(head) else calibration.temperature
+    degree = calibration.temperature
+    if any(tensor.dtype.itemsize < 4 for tensor in head.values()):
+        # the nearest power of two: any other quotient is rounded so much that predictions could flip
+        degree = 2.0 ** round(math.log2(degree))
     if degree == 1:
         return predictor, replace(calibration, refused=NotApplied.SURE_ENOUGH)
     divided = {name: (tensor.double() / degree).to(tensor.dtype) for name, tensor in head.items()}
@@ -183,12 +181,3 @@ def _unsound(calibration: Calibration) -> NotApplied | None:
 def _head_tensors(network: Network, state: dict[str, Tensor]) -> list[str]:
     names = () if network.head is None else (f"{network.head}.weight", f"{network.head}.bias")
     return [name for name in names if name in state]
-
-
-def _is_half(tensors: dict[str, Tensor]) -> bool:
-    return any(torch.finfo(tensor.dtype).bits < 32 for tensor in tensors.values())
-
-
-def _exact(degree: float) -> float:
-    """The nearest power of two: in half precision any other quotient is rounded so much that predictions could flip."""
-    return 2.0 ** round(math.log2(degree))

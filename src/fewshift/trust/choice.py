@@ -17,9 +17,8 @@ from fewshift.core.method import Composite, Fitted, Method
 from fewshift.core.network import Network
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.trust.folds import folds_of
 from fewshift.trust.gain import by_image, standard_error
-from fewshift.trust.held_out import HeldOut, asked
+from fewshift.trust.held_out import HeldOut, asked, folds_of
 
 
 @dataclass(frozen=True)

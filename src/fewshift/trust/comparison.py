@@ -22,10 +22,9 @@ from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.methods.source import Source
 from fewshift.trust.choice import fit_chosen
-from fewshift.trust.folds import FOLDS, folds_of
 from fewshift.trust.gain import Gain
 from fewshift.trust.guard import Evidence, cross_validated, on_labelled
-from fewshift.trust.held_out import HeldOut
+from fewshift.trust.held_out import FOLDS, HeldOut, folds_of
 
 SOURCE = "source"  # the network as it came
 RULES = ("best", "clear")

@@ -7,22 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fewshift.core._progress import track
 from fewshift.core.labels import PIXELS
-from fewshift.core.metrics import (
-    accuracy,
-    macro_recall,
-    mean_iou,
-    per_class_accuracy,
-    per_class_iou,
-    pixel_tally,
-    tally,
-)
+from fewshift.core.metrics import accuracy, mean_iou, per_class_accuracy, per_class_iou, tally
 from fewshift.core.network import like, logits_of
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Labelled
@@ -40,14 +33,7 @@ class Evaluation(ABC):
     tallies: Mapping[str, Tensor]  # (classes, classes): true classes are rows, predicted ones columns
     images: Mapping[str, Sequence[float]]  # the score of each image, from 0 to 1; NaN if nothing in it is labelled
 
-    @abstractmethod
-    def class_scores(self, counts: Tensor) -> Tensor:
-        """The score of each class from 0 to 1; NaN where there is none."""
-
-    @property
-    @abstractmethod
-    def mean(self) -> dict[str, float | None]:
-        """The mean over the classes that have a score."""
+    class_scores: ClassVar[staticmethod[[Tensor], Tensor]]  # of a tally: from 0 to 1; NaN where a class has none
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +44,12 @@ class Evaluation(ABC):
         """How many labels each class has."""
         counts: list[int] = next(iter(self.tallies.values())).sum(1).tolist()
         return counts
+
+    @property
+    def mean(self) -> dict[str, float | None]:
+        """The mean over the classes that have a score."""
+        scores = {name: self.class_scores(counts) for name, counts in self.tallies.items()}
+        return {name: _percent(float(values.nanmean())) for name, values in scores.items()}
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -106,14 +98,7 @@ class Evaluation(ABC):
 class ImageEvaluation(Evaluation):
     """One label per image: accuracy."""
 
-    def class_scores(self, counts: Tensor) -> Tensor:
-        """The accuracy of each class that occurs."""
-        return per_class_accuracy(counts)
-
-    @property
-    def mean(self) -> dict[str, float | None]:
-        """The mean accuracy of the classes that occur."""
-        return {name: _percent(macro_recall(counts)) for name, counts in self.tallies.items()}
+    class_scores = staticmethod(per_class_accuracy)
 
     def to_json(self) -> dict[str, Any]:
         """Images, accuracy, and the accuracy of each class."""
@@ -143,19 +128,12 @@ class ScenePredictions:
 class PixelEvaluation(Evaluation):
     """One label per pixel: IoU. Predictions are not kept: `scene` makes those of one image again."""
 
+    class_scores = staticmethod(per_class_iou)
+
     palette: Palette | None = None
     sizes: Sizes | None = None
     preprocess: Preprocess | None = None
     scene: Callable[[int], ScenePredictions] | None = field(default=None, repr=False, compare=False)
-
-    def class_scores(self, counts: Tensor) -> Tensor:
-        """The IoU of each class that occurs or is predicted."""
-        return per_class_iou(counts)
-
-    @property
-    def mean(self) -> dict[str, float | None]:
-        """The mean IoU over the classes that occur or that the network predicts."""
-        return {name: _percent(mean_iou(counts)) for name, counts in self.tallies.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Images, pixels, mean IoU, pixel accuracy, sizes, and the IoU of each class."""
@@ -205,7 +183,7 @@ def evaluate_networks(
 def class_probabilities(network: nn.Module, images: Iterable[Tensor], batch_size: int = 32) -> Iterator[Tensor]:
     """(classes,): the probabilities of one preprocessed image after another; `images` are read a batch at a time."""
     network = evaluating(network)
-    for group in _groups(images, batch_size):
+    for group in _groups(iter(images), batch_size):
         with torch.no_grad():
             logits = logits_of(network(like(network, group)))
         several = logits[0].numel() != logits.shape[1]
@@ -223,21 +201,11 @@ def refuse_window(window: Size | None, stride: Size | None) -> None:
         raise FewshiftError("this network has one output per image: leave out --window and --stride (window=, stride=)")
 
 
-def _groups(images: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+def _groups(images: Iterator[Tensor], size: int) -> Iterator[Tensor]:
     """Batches of `size` images, or single images where their shapes differ."""
-    batch: list[Tensor] = []
-    for image in images:
-        batch.append(image)
-        if len(batch) == size:
-            yield from _stacks(batch)
-            batch = []
-    yield from _stacks(batch)
-
-
-def _stacks(batch: Sequence[Tensor]) -> list[Tensor]:
-    if len({image.shape for image in batch}) > 1:
-        return [image.unsqueeze(0) for image in batch]
-    return [torch.stack(list(batch))] if batch else []
+    while batch := list(islice(images, size)):
+        alike = len({image.shape for image in batch}) == 1
+        yield from [torch.stack(batch)] if alike else [image.unsqueeze(0) for image in batch]
 
 
 def _pixel_evaluation(
@@ -268,7 +236,7 @@ def _pixel_evaluation(
         if isinstance(labelled, Scenes):
             stored.add(labelled.size(index))
         for name, predicted in shown.predictions.items():
-            counts = pixel_tally(shown.labels.long(), predicted.long(), len(classes))
+            counts = PIXELS.tally(shown.labels.long(), predicted.long(), len(classes))
             tallies[name] = tallies.get(name, torch.zeros_like(counts)) + counts
             images[name].append(mean_iou(counts))
     if not any(counts.any() for counts in tallies.values()):

@@ -16,9 +16,8 @@ from fewshift.core.network import Network, like, logits_of
 from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.trust.choice import Choice, cross_validate
-from fewshift.trust.folds import folds_of
 from fewshift.trust.gain import Gain
-from fewshift.trust.held_out import HeldOut, ImageAnswers, asked
+from fewshift.trust.held_out import HeldOut, ImageAnswers, asked, folds_of
 
 Accept = str | float | Callable[[Gain | None], bool]
 ACCEPT = ("not-worse", "better", "always")
@@ -43,7 +42,7 @@ class Weakness(Enum):
 
 
 class Fact(Enum):
-    """A kind of fact that evidence may have."""
+    """A fact that evidence may have: the name of its field."""
 
     GAIN = "gain"
     MISSING = "missing"
@@ -71,15 +70,7 @@ class Evidence:
     @property
     def facts(self) -> tuple[Fact, ...]:
         """Which facts there are."""
-        present = {
-            Fact.GAIN: self.gain is not None,
-            Fact.MISSING: self.missing is not None,
-            Fact.WEAKNESS: self.weakness is not None,
-            Fact.BLEND: self.blend is not None,
-            Fact.AGREEMENT: self.agreement is not None,
-            Fact.UNSEEN: bool(self.unseen),
-        }
-        return tuple(fact for fact, known in present.items() if known)
+        return tuple(fact for fact in Fact if getattr(self, fact.value) not in (None, ()))
 
     @property
     def failed(self) -> bool:

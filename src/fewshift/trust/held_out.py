@@ -1,27 +1,56 @@
-"""What the source network and adapted ones say about images that the latter had not seen, image by image."""
+"""Which support images are held out together, and what the source network and adapted ones say about them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewshift.core.labels import IMAGES, PIXELS, Labels
+from fewshift.core.labels import IMAGES, PIXELS, Labels, random_folds
 from fewshift.core.network import like, logits_of
 from fewshift.core.support import MINIBATCH, Support
+from fewshift.errors import FewshiftError
 from fewshift.trust.gain import Gain, gain_from
 
+FOLDS = 5  # few, for the number: each adapts with most of the images
+REPEATED = 5  # adaptations with the whole support that a cross-validation may cost, about
+SINGLE_FOLDS = 6  # where classes have a single image
+INSIDE = ("cv", "loo")  # ways to hold out images of the support itself
 TEMPERATURES = torch.logspace(-2, 2, 81, dtype=torch.float64)
+
+
+def folds_of(support: Support, kind: str, seed: int) -> list[Tensor]:
+    """The positions that are held out together, one tensor for each adaptation; none where a single image is all.
+
+    "cv" is stratified and repeated, with up to five folds. Where a class has a single image no class can be both
+    adapted to and held out, and the folds are any images. "loo" leaves out one image at a time.
+    """
+    total = len(support)
+    if kind == "loo":
+        return list(torch.arange(total).split(1)) if total > 1 else []
+    if kind != "cv":
+        raise FewshiftError(f"validate={kind!r} is unknown: choose 'cv', 'loo', None, or give labelled images")
+    generator = torch.Generator().manual_seed(seed)
+    if total < 2:
+        return []
+    if support.shots < 2:
+        return random_folds(total, min(total, SINGLE_FOLDS), generator)
+    parts = min(support.shots, FOLDS)
+    repeats = max(1, REPEATED // (parts - 1)) if support.kind.stratified else 1
+    return [fold for _ in range(repeats) for fold in support.kind.folds(support.labels, parts, generator)]
 
 
 @dataclass(frozen=True)
 class HeldOut(ABC):
     """Answers about held-out images. Rows are predictions; an image that was held out several times has several."""
+
+    of_source: ClassVar[tuple[str, ...]]  # the fields with the source network's answers
+    of_adapted: ClassVar[tuple[str, ...]]
 
     images: Tensor  # (n,) positions in the support
     folds: Tensor  # (n,)
@@ -35,13 +64,17 @@ class HeldOut(ABC):
     def losses(self) -> Tensor:
         """(n,): the cross-entropy of the adapted network's answers."""
 
-    @abstractmethod
     def against(self, other: Self) -> Self:
         """The same answers, with another adapted network's in place of the source network's."""
+        names = zip(self.of_source, self.of_adapted, strict=True)
+        return replace(self, **{name: getattr(other, adapted) for name, adapted in names})
 
-    @abstractmethod
     def answered_by(self, other: Self, rows: Tensor) -> Self:
         """The same answers, with another adapted network's in these rows."""
+        columns = {name: getattr(self, name).clone() for name in self.of_adapted}
+        for name, column in columns.items():
+            column[rows] = getattr(other, name)[rows]
+        return replace(self, **columns)
 
     def part(self, rows: Tensor) -> Self:
         """The answers in these rows."""
@@ -56,6 +89,9 @@ class HeldOut(ABC):
 @dataclass(frozen=True)
 class ImageAnswers(HeldOut):
     """Logits, where every image has one label."""
+
+    of_source = ("source",)
+    of_adapted = ("adapted",)
 
     labels: Tensor  # (n,)
     source: Tensor  # (n, classes) logits
@@ -78,18 +114,13 @@ class ImageAnswers(HeldOut):
         """Under the temperature that suits these rows best."""
         return log_losses(self.adapted, self.labels)
 
-    def against(self, other: Self) -> Self:
-        """Logits of two adapted networks."""
-        return replace(self, source=other.adapted)
-
-    def answered_by(self, other: Self, rows: Tensor) -> Self:
-        """Logits of two adapted networks, row by row."""
-        return replace(self, adapted=torch.where(rows.unsqueeze(1), other.adapted, self.adapted))
-
 
 @dataclass(frozen=True)
 class PixelAnswers(HeldOut):
     """Shares and mean losses, where every pixel has a label: an image counts once."""
+
+    of_source = ("before", "loss_before")
+    of_adapted = ("after", "loss_after")
 
     before: Tensor  # (n,) the share of pixels that the source network has right
     after: Tensor  # (n,) the adapted one
@@ -104,15 +135,6 @@ class PixelAnswers(HeldOut):
     def losses(self) -> Tensor:
         """The mean over pixels."""
         return self.loss_after
-
-    def against(self, other: Self) -> Self:
-        """Shares of two adapted networks."""
-        return replace(self, before=other.after, loss_before=other.loss_after)
-
-    def answered_by(self, other: Self, rows: Tensor) -> Self:
-        """Shares of two adapted networks, row by row."""
-        after, loss = (torch.where(rows, getattr(other, name), getattr(self, name)) for name in ("after", "loss_after"))
-        return replace(self, after=after, loss_after=loss)
 
 
 @torch.no_grad()

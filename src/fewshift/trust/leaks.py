@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -77,27 +77,19 @@ def content_hash(image: Any) -> str:
     return digest.hexdigest()
 
 
-def refuse_repeats(images: Support | Iterable[Any]) -> None:
+def refuse_repeats(support: Support) -> None:
     """Raise an error if a support has a picture twice: held out, it would be judged by networks that saw it."""
-    files = images.files if isinstance(images, Support) else None
     first: dict[str, int] = {}
     pairs = []
-    for index, image in enumerate(images.images if isinstance(images, Support) else images):
+    for index, image in enumerate(support.images):
         if (earlier := first.setdefault(content_hash(image), index)) != index:
             pairs.append((earlier, index))
     if pairs:
         one, other = pairs[0]
+        files = support.files
         named = f"{files[one]} and {files[other]}" if files else f"support images {one} and {other} (from 0)"
         more = f", and so are {len(pairs) - 1} more" if len(pairs) > 1 else ""
         raise FewshiftError(f"{named} are the same picture{more}: remove one of them, or pass validate=None")
-
-
-def perceptual_hash(image: Any) -> int:
-    """64 bits for the look of a picture: the signs of the lowest frequencies of its grey image."""
-    pixels = _pixels(image)
-    if not _is_picture(pixels):
-        raise FewshiftError(f"a tensor of shape {tuple(pixels.shape)} is no image: give (channels, height, width)")
-    return int(_look(pixels.unsqueeze(0))[0][0])
 
 
 def _pixels(image: Any) -> Tensor:
@@ -164,7 +156,7 @@ class Fingerprints:
         return self.names[index] if self.names else f"{whose} image {index}"
 
 
-def fingerprints(images: Any, preprocess: Steps = None, names: Sequence[str] | None = None) -> Fingerprints:
+def fingerprints(images: Any, preprocess: Steps = None) -> Fingerprints:
     """The fingerprints of a tensor, a support set, a dataset, files, or a folder with images anywhere below it.
 
     Files count as the pictures they show; with `preprocess`, as the tensors a network sees, like the items of a
@@ -181,13 +173,10 @@ def fingerprints(images: Any, preprocess: Steps = None, names: Sequence[str] | N
             looks.append(_look(portion))
     if not content:
         raise FewshiftError("there are no images to compare: give at least one")
-    known = tuple(names) if names is not None else _names(images, files)
-    if known is not None and len(known) != len(content):
-        raise FewshiftError(f"{len(known)} names for {len(content)} images: give one for each")
     hashes, thumbnails = np.empty(0, np.uint64), np.empty(0)
     if sum(len(portion[0]) for portion in looks) == len(content):  # otherwise some are no pictures
         hashes, thumbnails = (np.concatenate(column) for column in zip(*looks, strict=True))
-    return Fingerprints(tuple(content), hashes, thumbnails, known)
+    return Fingerprints(tuple(content), hashes, thumbnails, _names(images, files))
 
 
 def _paths(images: Any) -> list[Path] | None:
@@ -268,29 +257,21 @@ class Leaks:
         }
 
 
-def find_leaks(
-    support: Any,
-    evaluation: Any,
-    *,
-    preprocess: Steps = None,
-    support_names: Sequence[str] | None = None,
-    evaluation_names: Sequence[str] | None = None,
-) -> Leaks:
+def find_leaks(support: Any, evaluation: Any, *, preprocess: Steps = None) -> Leaks:
     """Images that are in both sets; each is anything that `fingerprints` takes, or fingerprints.
 
     Where both sets are on disk, their whole pictures are compared, whatever a network would see of them. Where one is
     tensors, `preprocess` makes tensors from the files of the other.
     """
     if (files := _stored(support)) and (others := _stored(evaluation)):
-        ours, theirs = fingerprints(files, None, support_names), fingerprints(others, None, evaluation_names)
+        ours, theirs = fingerprints(files), fingerprints(others)
     else:
         for one, other in ((support, evaluation), (evaluation, support)):
             if preprocess is None and _paths(one) and not isinstance(other, Fingerprints):
                 raise FewshiftError(
                     "image files cannot be compared with tensors: pass preprocess, the steps that made the tensors"
                 )
-        ours = fingerprints(support, preprocess, support_names)
-        theirs = fingerprints(evaluation, preprocess, evaluation_names)
+        ours, theirs = fingerprints(support, preprocess), fingerprints(evaluation, preprocess)
     identical = _identical(ours, theirs)
     return Leaks(identical, _near(ours, theirs, set(identical)), ours, theirs)
 

@@ -247,7 +247,11 @@ def measure(
         kept, out = (places[draw] < k).nonzero().flatten(), judging[draw]
         same = (*kept.tolist(), -1, *out.tolist())
         if same not in known:  # there is only one draw of all images
-            known[same] = _asked(adapted, pool.part(kept), asked.part(out), k)
+            try:
+                with progress.silent():  # an adaptation is one step
+                    known[same] = shares_right(adapted(pool.part(kept)), asked.part(out))
+            except FewshiftError as error:
+                raise FewshiftError(f"at k = {k}, {error}") from error
         after[k].append(known[same])
     images = torch.stack(judging)
     return Measured(
@@ -256,11 +260,3 @@ def measure(
         {k: torch.stack(rows) for k, rows in after.items()},
         {k: len((places < k).unique(dim=0)) for k in ks},
     )
-
-
-def _asked(adapted: Callable[[Support], nn.Module], kept: Support, out: Support, k: int) -> Tensor:
-    with progress.silent():  # an adaptation is one step
-        try:
-            return shares_right(adapted(kept), out)
-        except FewshiftError as error:
-            raise FewshiftError(f"at k = {k}, {error}") from error

@@ -44,9 +44,8 @@ from scipy.special import fdtri  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress_
-from fewshift.core._memory import free_memory
 from fewshift.core.moments import Moments, SourceLayer, normalising, source_layers
-from fewshift.core.network import Network, channels_last, like, refuse_without_statistics
+from fewshift.core.network import Network, channels_last, free_memory, like, refuse_without_statistics
 from fewshift.core.support import Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_unlabelled

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fewshift.core._memory import free_memory
 from fewshift.core.labels import Labels, extent
+from fewshift.core.network import free_memory
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes
