@@ -21,6 +21,7 @@ from fewshift.errors import FewshiftError
 
 MAIN = ("logits", "out", "output", "main", "pred", "seg", "sem_seg")  # names of the main output
 LIVE = 6  # activations of the largest size that a pass holds at once: a branch, its shortcut, their moments
+FUSED = "convolution and BatchNorm are fused, nothing is left to adapt"  # a reason to skip a layer
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -179,7 +180,7 @@ def refuse_unadaptable(network: Network) -> None:
     """Raise an error if the network has no BatchNorm statistics to adapt."""
     refuse_without_statistics(network)
     if not network.layers:
-        fused = next((layer for layer in network.skipped if "fused" in layer.reason), None)
+        fused = next((layer for layer in network.skipped if layer.reason == FUSED), None)
         where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
         raise FewshiftError(
             f"nothing to adapt in this network, {where}: use a network with BatchNorm (if it was fused for "
@@ -302,7 +303,7 @@ def _reason_to_skip(module: nn.Module) -> str | None:
     if is_batchnorm(module) and parametrize.is_parametrized(module):
         return "its weights are computed by a parametrisation"
     if "intrinsic" in type(module).__module__ and "Bn" in type(module).__name__:
-        return "convolution and BatchNorm are fused, nothing is left to adapt"
+        return FUSED
     return None
 
 
