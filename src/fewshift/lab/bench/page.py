@@ -13,10 +13,9 @@ from fewshift.lab.bench.cell import Experiment, FeatureCell
 from fewshift.lab.bench.classes import classes_of, scenes_of
 from fewshift.lab.bench.features import FeatureGrid, load_grid
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.groups import grouped
 from fewshift.lab.bench.pictures import clouds, pictures_of
 from fewshift.lab.bench.record import Record, Records
-from fewshift.lab.bench.results import outcomes, table_of
+from fewshift.lab.bench.results import grouped, outcomes, table_of
 from fewshift.lab.bench.trust import Trial, listing, picture, trials
 from fewshift.report import pages as html
 from fewshift.report.pages import Failure, Run, Section
