@@ -25,6 +25,7 @@ from fewshift.report.tables import Listing, Table
 from fewshift.trust.evaluation import PixelEvaluation
 
 if TYPE_CHECKING:
+    from fewshift.lab.bench.trust import Trial
     from fewshift.lab.demo import Demo, DemoRow
     from fewshift.report.comparison import Comparison
     from fewshift.report.learning_curve import LearningCurve
@@ -200,13 +201,15 @@ class SceneFigure:
 class Section:
     """A grid: how many of its cells are done, its table where it has one, and what there is to see."""
 
+    name: str
     title: str
-    file: str
     cells: int
     done: int
     failures: Sequence[Failure]
     table: Table | None = None
-    listing: Listing | None = None
+    trials: Sequence[Trial] = ()  # adaptations that were judged, and
+    listing: Listing | None = None  # their table
+    gaps: Sequence[tuple[str, float, float]] = ()  # of comparisons of features: label, before and after the layer
     seeds: int = 1
     pictures: Sequence[Picture] = ()
     classes: Sequence[Classes] = ()
@@ -216,6 +219,11 @@ class Section:
     def failed(self) -> int:
         """Cells whose newest record is an error."""
         return sum(failure.count for failure in self.failures)
+
+    @property
+    def missing(self) -> int:
+        """Cells without a record."""
+        return self.cells - self.done - self.failed
 
 
 @dataclass(frozen=True)
@@ -231,7 +239,9 @@ class Run:
     seconds: float
     versions: Mapping[str, str]
     resume: str
-    together: Listing | None = None  # of the sections that have a listing, where there are several
+    unreadable: int  # lines of the file of records
+    trials: Sequence[Trial] = ()  # of all sections together, where several have some, and
+    together: Listing | None = None  # their table
 
 
 def _support_scenes(result: Adaptation) -> Markup | None:

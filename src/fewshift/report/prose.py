@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
-from shlex import quote as shell
 from typing import TYPE_CHECKING
 
 from fewshift.core.delta import Delta
@@ -19,8 +19,6 @@ from fewshift.trust.shift import Shift
 
 if TYPE_CHECKING:
     from fewshift.report.results import Adaptation
-
-__all__ = ["shell"]  # for the pages
 
 NAMED = 4  # tensors
 HEADS = {"source": "the source's", "finetuned": "the finetuned one", "ncc": "nearest centroids"}
@@ -315,6 +313,9 @@ def duration(seconds: float) -> str:
 def quoted(text: str) -> str:
     """As a string in Python."""
     return json.dumps(text, ensure_ascii=False)
+
+
+shell = shlex.quote  # as one word on a command line
 
 
 def counted(count: int, one: str, more: str | None = None) -> str:
