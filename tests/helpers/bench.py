@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +26,9 @@ from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.sweep import sweep
 from tests.helpers.networks import make_support, make_tiny
 
-PATIENCE = 120  # seconds, on a busy machine
+PATIENCE = 300  # seconds, on a busy machine
+ROOT = Path(__file__).parents[2]
+Driver = BaseProcess | subprocess.Popen[bytes]
 DEADLY, TRAP = 7, 9  # batch sizes
 
 
@@ -126,15 +130,12 @@ def sweeping(folder: str, make: Callable[..., Materials], arguments: tuple[Any, 
 
 
 @contextmanager
-def trapped_driver(folder: Path, **how: Any) -> Iterator[tuple[BaseProcess, TextIO]]:
+def trapped_driver(folder: Path, engine: str = "local") -> Iterator[tuple[Driver, TextIO]]:
     """A driver whose two workers did a cell each and are trapped in the next, and a pipe they hold while they live."""
     trap = set_trap(folder)
-    arguments = str(folder), str(trap), str(folder / "told"), how
-    if how.get("engine") == "ray":  # which wants a fresh interpreter
-        driver = get_context("spawn").Process(target=trapped_sweep, args=arguments)
-        driver.start()
-    else:
-        driver = forked(trapped_sweep, *arguments)
+    arguments = str(folder), str(trap), str(folder / "told"), engine
+    # Ray wants an interpreter of its own, whose workers find the tests where this one does
+    driver: Driver = fresh(TRAPPING, *arguments) if engine == "ray" else forked(trapped_sweep, *arguments)
     try:
         wait_for(lambda: lines_of(folder / "told") == 2, driver)  # in the middle of their groups
         with trap.open() as pipe:
@@ -143,23 +144,39 @@ def trapped_driver(folder: Path, **how: Any) -> Iterator[tuple[BaseProcess, Text
             yield driver, pipe
     finally:
         driver.kill()
-        driver.join()
+        driver.wait() if isinstance(driver, subprocess.Popen) else driver.join()
 
 
-def trapped_sweep(folder: str, trap: str, file: str, how: dict[str, Any]) -> None:
+TRAPPING = """
+import sys
+from tests.helpers.bench import trapped_sweep
+
+if __name__ == "__main__":
+    trapped_sweep(*sys.argv[1:])
+"""
+
+
+def fresh(code: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A new interpreter that runs the code and imports from where this one does."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, cwd=ROOT)
+
+
+def trapped_sweep(folder: str, trap: str, file: str, engine: str) -> None:
     """A driver with two workers; a function at the top of a module, so that it can be named to another process."""
-    sweeping(folder, Trapped, (trap,), file, workers=2, **how)
+    sweeping(folder, Trapped, (trap,), file, workers=2, engine=engine)
 
 
 def lines_of(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def wait_for(condition: Callable[[], bool], process: BaseProcess) -> None:
+def wait_for(condition: Callable[[], bool], process: Driver) -> None:
     """Until something is true that a living process brings about."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert process.is_alive(), f"it ended with {process.exitcode}"
+        ended = process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
+        assert ended is None, f"it ended with {ended}"
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

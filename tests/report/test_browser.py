@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fewshift.lab.bench.page import run_page
+from fewshift.lab.bench.runs import report_run
 from fewshift.report.pages import adaptation_page, demo_page
 from tests.conftest import Tab
 from tests.helpers.pages import JUDGED, demonstration
@@ -51,7 +51,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return adaptation_page(JUDGED[request.param](), folder / "adaptation.html")
     for name in RUN:
         fill(folder, name, GRIDS[name])
-    return run_page(fill(folder, "features", FEATURES, embedded))
+    return report_run(fill(folder, "features", FEATURES, embedded)).page
 
 
 @pytest.mark.parametrize("width", [390, 1200])

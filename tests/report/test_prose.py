@@ -11,7 +11,7 @@ import torch
 import fewshift
 from fewshift.core.method import BlendSearch
 from fewshift.report import prose
-from fewshift.report.phrases import times_as_likely
+from fewshift.report.prose import times_as_likely
 from fewshift.trust.calibration import Calibration, NotApplied
 from fewshift.trust.gain import gain_from
 from fewshift.trust.guard import Evidence, Fact, Missing, Rule, Verdict, Weakness, decide

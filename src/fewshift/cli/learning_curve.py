@@ -36,7 +36,7 @@ def learning_curve(
     """How much adaptation gains from 1, 2, 5 ... labelled images per class, and whether more are worth it."""
     import fewshift
     from fewshift.api import method_from_words
-    from fewshift.report.phrases import counted
+    from fewshift.report.prose import counted
 
     chosen, ks = method_from_words(method, setting or []), _counts(shots)
     check_outputs([report], [network.weights])

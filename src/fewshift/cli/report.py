@@ -17,24 +17,23 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print the tables of a run. Write them as Markdown, CSV and LaTeX, and a page with figures, into its folder."""
-    from fewshift.lab.bench.runs import report_run
+    from fewshift.lab.bench.runs import grid_texts, report_run
 
     made = report_run(run)
-    if made.unreadable:
-        typer.echo(f"{run} has {made.unreadable} lines that are no records: they were skipped", err=True)
+    if made.run.unreadable:
+        typer.echo(f"{run} has {made.run.unreadable} lines that are no records: they were skipped", err=True)
     if as_json:
         print_json(made.plain())
         return
-    for grid in made.grids:
+    for grid in made.run.sections:
         if grid.table is None:
             rows = [[label, f"{before:.2f}", f"{after:.2f}"] for label, before, after in grid.gaps]
             title = f"{grid.title}: distance within a class, in spreads"
             print_table(title, ["comparison", "before", "after"], rows)
-        for texts in grid.texts().values():
+        for texts in grid_texts(grid).values():
             typer.echo(texts["md"])
-        if grid.counts["failed"] or grid.counts["missing"]:
-            counts = ", ".join(f"{count} {state}" for state, count in grid.counts.items())
-            typer.echo(f"{grid.name}: {counts}", err=True)
-    if made.together:
+        if grid.done < grid.cells:
+            typer.echo(f"{grid.name}: {grid.done} done, {grid.failed} failed, {grid.missing} missing", err=True)
+    if made.run.trials:
         typer.echo(made.texts()["judged"]["md"])
     typer.echo(f"tables: {run / 'tables'}, page: {made.page}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,7 +91,7 @@ def train(
         try:
             card = training.run(
                 _Steps(bar if sys.stderr.isatty() else Lines()),
-                _Epochs(training.recipe.epochs, training.collection.labels.metric_title),
+                partial(_print_epoch, training.recipe.epochs, training.collection.labels.metric_title),
             )
         except KeyboardInterrupt:
             again = "continue with --resume" if checkpoint.state.exists() else "no epoch was finished"
@@ -114,21 +115,13 @@ class _Steps:
         self._tell("steps", now.step - self._begun, now.steps - self._begun, note)
 
 
-class _Epochs:
-    """A line for each epoch."""
-
-    def __init__(self, total: int, metric: str) -> None:
-        self._total, self._metric = total, metric
-
-    def __call__(self, index: int, epoch: Epoch) -> None:
-        scored = (
-            "" if epoch.validation is None else f", source validation {self._metric} {100 * epoch.validation:.1f} %"
-        )
-        typer.echo(
-            f"epoch {index + 1} of {self._total}: loss {epoch.loss:.3f}, {100 * epoch.accuracy:.1f} % right{scored}, "
-            f"{epoch.seconds:.0f} s",
-            err=True,
-        )
+def _print_epoch(total: int, metric: str, index: int, epoch: Epoch) -> None:
+    scored = "" if epoch.validation is None else f", source validation {metric} {100 * epoch.validation:.1f} %"
+    typer.echo(
+        f"epoch {index + 1} of {total}: loss {epoch.loss:.3f}, {100 * epoch.accuracy:.1f} % right{scored}, "
+        f"{epoch.seconds:.0f} s",
+        err=True,
+    )
 
 
 def _parsed(settings: Sequence[str]) -> dict[str, Any]:

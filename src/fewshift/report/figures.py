@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +32,7 @@ from fewshift.report.drawing import (
     name_rows,
     short,
 )
+from fewshift.report.scenes import encoded
 
 MANY_CLASSES, TOO_MANY_CLASSES = 12, 30  # beyond these a matrix has no numbers, and no names
 SHADES = 20  # of a matrix
@@ -166,9 +165,7 @@ def strips(above: Tensor, below: Tensor, *, columns: int = 10, gap: int = 2) -> 
         for place, picture in enumerate(row):
             pixels = (picture.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).squeeze(2)
             sheet.paste(Image.fromarray(pixels.cpu().numpy()), (place * width, top))
-    file = io.BytesIO()
-    sheet.save(file, "png", optimize=True)
-    return Strips("data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), *sheet.size)
+    return Strips(f"data:image/png;base64,{encoded(sheet, 'png', optimize=True)}", *sheet.size)
 
 
 def confusion(shares: Sequence[Sequence[float]], names: Sequence[str], *, key: str, alt: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,16 @@ from fewshift.report.tables import Listing, Table
 from fewshift.trust.evaluation import PixelEvaluation
 
 if TYPE_CHECKING:
+    from fewshift.lab.bench.trust import Trial
     from fewshift.lab.demo import Demo, DemoRow
     from fewshift.report.comparison import Comparison
     from fewshift.report.learning_curve import LearningCurve
-    from fewshift.report.results import Adaptation
+    from fewshift.report.results import Adaptation, LayerReport
 
 PICTURED = 6  # scenes of a support set that a page shows
 MATRIX = 20  # classes of which a page shows a matrix; of more, a table of what changed most
 PAIRS = 12  # lines of that table
+ETA, RHO = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER RHO}"
 PLACE = "place.safetensors"  # a delta that was not saved yet
 
 
@@ -56,6 +58,7 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
         pairs=held.pairs(PAIRS) if held and len(held.names) > MATRIX else [],
         shift=pictures.shift(result),
         layers=[layer for layer in result.layers if layer.skipped is None],
+        columns=columns(result),
         skipped=[layer for layer in result.layers if layer.skipped is not None],
         learning=pictures.learning(result),
         change=pictures.coefficients(result),
@@ -65,6 +68,50 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
         saved=delta is not None,
         versions=_versions(),
     )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of layers; an empty cell is a fact the method did not note."""
+
+    heading: str
+    meaning: str
+    cell: Callable[[LayerReport], str]
+
+
+def columns(result: Adaptation) -> list[Column]:
+    """What the method noted about its layers; columns without any entry are left out."""
+    start = result.notes.get("v")
+    own_start = start if isinstance(start, Mapping) else {}  # a common one stands in the caption
+    possible = [
+        Column("v", "the blend it started from", lambda layer: _number(own_start.get(layer.name))),
+        Column("n", "support vectors, for mean and deviation", lambda layer: _n(_detail(layer, "n"))),
+        Column(f"{ETA} source", "weight of the source's mean", lambda layer: _weight(layer, "eta", 0)),
+        Column(f"{ETA} support", "of the support's mean", lambda layer: _weight(layer, "eta", 1)),
+        Column(f"{RHO} source", "of the source's standard deviation", lambda layer: _weight(layer, "rho", 0)),
+        Column(f"{RHO} support", "of the support's", lambda layer: _weight(layer, "rho", 1)),
+    ]
+    return [column for column in possible if any(column.cell(layer) for layer in result.layers)]
+
+
+def _detail(layer: LayerReport, key: str) -> Any:
+    return (layer.details or {}).get(key)
+
+
+def _weight(layer: LayerReport, key: str, place: int) -> str:
+    weights = _detail(layer, key)
+    return _number(weights[place] if weights else None)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _n(pair: tuple[int, int] | None) -> str:
+    if pair is None:
+        return ""
+    mean, std = pair
+    return f"{mean}" if mean == std else f"{mean}, {std}"
 
 
 def evaluation_page(
@@ -154,13 +201,15 @@ class SceneFigure:
 class Section:
     """A grid: how many of its cells are done, its table where it has one, and what there is to see."""
 
+    name: str
     title: str
-    file: str
     cells: int
     done: int
     failures: Sequence[Failure]
     table: Table | None = None
-    listing: Listing | None = None
+    trials: Sequence[Trial] = ()  # adaptations that were judged, and
+    listing: Listing | None = None  # their table
+    gaps: Sequence[tuple[str, float, float]] = ()  # of comparisons of features: label, before and after the layer
     seeds: int = 1
     pictures: Sequence[Picture] = ()
     classes: Sequence[Classes] = ()
@@ -170,6 +219,11 @@ class Section:
     def failed(self) -> int:
         """Cells whose newest record is an error."""
         return sum(failure.count for failure in self.failures)
+
+    @property
+    def missing(self) -> int:
+        """Cells without a record."""
+        return self.cells - self.done - self.failed
 
 
 @dataclass(frozen=True)
@@ -185,7 +239,9 @@ class Run:
     seconds: float
     versions: Mapping[str, str]
     resume: str
-    together: Listing | None = None  # of the sections that have a listing, where there are several
+    unreadable: int  # lines of the file of records
+    trials: Sequence[Trial] = ()  # of all sections together, where several have some, and
+    together: Listing | None = None  # their table
 
 
 def _support_scenes(result: Adaptation) -> Markup | None:

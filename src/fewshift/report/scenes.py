@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from markupsafe import Markup
@@ -46,6 +46,13 @@ def mistakes(labels: Tensor, predictions: Tensor) -> Image.Image:
     return image
 
 
+def encoded(image: Image.Image, kind: str, **options: Any) -> str:
+    """A picture as text, for a page or a record."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return base64.b64encode(file.getvalue()).decode()
+
+
 class Thumbnail(NamedTuple):
     """A picture inside a page: a data URI, its size in pixels, and what it shows in words."""
 
@@ -65,10 +72,7 @@ def thumbnail(image: Image.Image, alt: str, largest: int = LARGEST) -> Thumbnail
         small = image.resize(size, Image.Resampling.NEAREST if image.mode == "P" else Image.Resampling.LANCZOS)
         small.info.update(image.info)
         image = small
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    data = base64.b64encode(file.getvalue()).decode()
-    return Thumbnail(f"data:image/{kind};base64,{data}", width, height, alt)
+    return Thumbnail(f"data:image/{kind};base64,{encoded(image, kind, **options)}", width, height, alt)
 
 
 @dataclass(frozen=True)

@@ -130,38 +130,50 @@ def with_average(table: Table) -> Table:
 
 def markdown(table: Table) -> str:
     """A pipe table; best in bold, second in italics."""
-    head = [*(name for name, _ in _leading(table)), *map(_cell, table.columns)]
-    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    wraps = {"best": "**{}**", "second": "_{}_"}
-    marks = [table.marks(column) for column in range(len(table.columns))]
-    for index, line in enumerate(table.lines):
-        cells = [
-            wraps.get(marks[column].get(index, ""), "{}").format(entry.text(table.digits))
-            for column, entry in enumerate(line.entries)
-        ]
-        rows.append("| " + " | ".join([*(_cell(tell(line)) for _, tell in _leading(table)), *cells]) + " |")
-    return f"### {_cell(table.title)}\n\n{_header(table)}\n\n" + "\n".join(rows) + "\n"
+    return _pipes(table.title, _header(table), _rows(table, _cell, {"best": "**{}**", "second": "_{}_"}))
 
 
 def listing_markdown(listing: Listing) -> str:
     """A pipe table, and beneath it the sentences."""
-    rows = ["| " + " | ".join(map(_cell, line)) + " |" for line in (listing.columns, *listing.lines)]
-    rows.insert(1, "|" + "---|" * len(listing.columns))
-    text = f"### {_cell(listing.title)}\n\n{listing.header}\n\n" + "\n".join(rows) + "\n"
-    return (
-        text + "".join(f"\n- {_cell(sentence)}" for sentence in listing.sentences) + ("\n" if listing.sentences else "")
-    )
+    rows = [list(map(_cell, line)) for line in (listing.columns, *listing.lines)]
+    sentences = "".join(f"\n- {_cell(sentence)}" for sentence in listing.sentences)
+    return _pipes(listing.title, listing.header, rows) + sentences + "\n" * bool(sentences)
+
+
+def latex(table: Table) -> str:
+    """A booktabs table; best in bold, second underlined."""
+    rows = _rows(table, _escape, {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"})
+    return _booktabs([_header(table)], "l" * len(_leading(table)) + "c" * len(table.columns), rows)
 
 
 def listing_latex(listing: Listing) -> str:
     """A booktabs table; the sentences are comments."""
-    head, *rows = (
-        " & ".join(_escape(word).replace("±", r"$\pm$") for word in line) + r" \\"
-        for line in (listing.columns, *listing.lines)
-    )
-    body = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
-    notes = "".join(f"% {' '.join(sentence.split())}\n" for sentence in (listing.header, *listing.sentences))
-    return f"{notes}\\begin{{tabular}}{{l{'c' * (len(listing.columns) - 1)}}}\n{body}\n\\end{{tabular}}\n"
+    rows = [list(map(_escape, line)) for line in (listing.columns, *listing.lines)]
+    return _booktabs([listing.header, *listing.sentences], "l" + "c" * (len(listing.columns) - 1), rows)
+
+
+def _rows(table: Table, escape: Callable[[str], str], wraps: Mapping[str, str]) -> list[list[str]]:
+    """The head and the lines of a table, escaped and marked."""
+    names, leading = zip(*_leading(table), strict=True)
+    marks = [table.marks(column) for column in range(len(table.columns))]
+    rows = [list(map(escape, (*names, *table.columns)))]
+    for index, line in enumerate(table.lines):
+        forms = [wraps.get(column.get(index, ""), "{}") for column in marks]
+        numbers = [escape(entry.text(table.digits)) for entry in line.entries]
+        rows.append([escape(tell(line)) for tell in leading] + list(map(str.format, forms, numbers)))
+    return rows
+
+
+def _pipes(title: str, header: str, rows: Sequence[Sequence[str]]) -> str:
+    head, *lines = ("| " + " | ".join(row) + " |" for row in rows)
+    return f"### {_cell(title)}\n\n{header}\n\n" + "\n".join([head, "|" + "---|" * len(rows[0]), *lines]) + "\n"
+
+
+def _booktabs(notes: Sequence[str], columns: str, rows: Sequence[Sequence[str]]) -> str:
+    head, *lines = (" & ".join(row) + r" \\" for row in rows)
+    body = "\n".join([r"\toprule", head, r"\midrule", *lines, r"\bottomrule"])
+    comments = "".join(f"% {' '.join(note.split())}\n" for note in notes)
+    return f"{comments}\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
 
 
 def comma_separated(table: Table) -> str:
@@ -203,23 +215,6 @@ def plain(table: Table) -> dict[str, Any]:
     return {"title": table.title, "metric": table.metric, "rule": table.rule, "lines": lines}
 
 
-def latex(table: Table) -> str:
-    """A booktabs table; best in bold, second underlined."""
-    wraps = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
-    marks = [table.marks(column) for column in range(len(table.columns))]
-    rows = []
-    for index, line in enumerate(table.lines):
-        cells = []
-        for column, entry in enumerate(line.entries):
-            number = entry.text(table.digits).replace("±", r"$\pm$")
-            cells.append(wraps.get(marks[column].get(index, ""), "{}").format(number))
-        rows.append(" & ".join([*(_escape(tell(line)) for _, tell in _leading(table)), *cells]) + r" \\")
-    head = " & ".join([*(name for name, _ in _leading(table)), *map(_escape, table.columns)]) + r" \\"
-    body = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
-    columns = "l" * len(_leading(table)) + "c" * len(table.columns)
-    return f"% {_header(table)}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
-
-
 def _header(table: Table) -> str:
     return f"{table.metric}, mean ± population standard deviation (n seeds) [paper]. {table.rule}"
 
@@ -228,7 +223,7 @@ def _leading(table: Table) -> list[tuple[str, Callable[[Line], str]]]:
     """The columns before the numbers: shots and conditions only where some line has them."""
     columns: list[tuple[str, Callable[[Line], str]]] = [("method", lambda line: line.label)]
     if any(line.shots is not None for line in table.lines):
-        columns.append(("k", _shots))
+        columns.append(("k", lambda line: "-" if line.shots is None else str(line.shots)))
     if any(line.condition for line in table.lines):
         columns.append(("condition", lambda line: line.condition))
     return columns
@@ -238,10 +233,6 @@ def _cell(text: str) -> str:
     """Text, escaped for a pipe table."""
     plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{letter}" if letter in "|*_`\\" else letter for letter in plain)
-
-
-def _shots(line: Line) -> str:
-    return "-" if line.shots is None else str(line.shots)
 
 
 def _mean_of_papers(entries: Sequence[Entry]) -> float | None:
@@ -258,6 +249,7 @@ LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "\n": " ",
+    "±": r"$\pm$",
 }
 
 

@@ -19,9 +19,9 @@ from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.materials import Materials
-from fewshift.lab.bench.page import run_page
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.run import run
+from fewshift.lab.bench.runs import report_run
 from fewshift.lab.bench.scenes import SceneSplit, extremes
 from fewshift.lab.bench.sweep import sweep
 from tests.helpers.networks import STREET_CLASSES as CLASSES
@@ -158,7 +158,7 @@ def test_a_run_on_scenes_becomes_a_table_of_iou_and_a_page_of_pictures(tmp_path)
     (out / "grids").mkdir(exist_ok=True)
     (out / "grids" / "scenes.toml").write_text(GRID)
     json.dumps([it["result"] for it in Records(out).read().values()])
-    page = run_page(out).read_text()
+    page = report_run(out).page.read_text()
     assert "mean IoU" in page
     assert "the images that" in page
     assert page.count("<img") >= 4

@@ -14,7 +14,7 @@ import pytest
 from fewshift import FewshiftError
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.page import run_page
+from fewshift.lab.bench.runs import report_run
 from tests.helpers.pages import Page
 from tests.helpers.runs import (
     ALPHAS,
@@ -52,7 +52,7 @@ def page_of(folder: Path, text: str, drawn: bool = False, **how: Any) -> Page:
     """The page of one grid; without `drawn` its figures are empty and say what they show."""
     fill(folder, "grid", text, **how)
     with nullcontext() if drawn else undrawn():
-        return Page(run_page(folder))
+        return Page(report_run(folder).page)
 
 
 def kinds(page: Page) -> set[str]:
@@ -95,7 +95,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "all"
     for name, text in GRIDS.items():
         fill(folder, name, text, by_blend if name == "objective" else invented)
-    return run_page(folder)
+    return report_run(folder).page
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,9 @@ def test_several_grids_have_a_list_of_contents(whole: Page, tmp_path: Path) -> N
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
-    pages = [run_page(fill(tmp_path / where / "run", "one", ONE_POINT)).read_bytes() for where in ("here", "there")]
+    pages = [
+        report_run(fill(tmp_path / where / "run", "one", ONE_POINT)).page.read_bytes() for where in ("here", "there")
+    ]
     assert pages[0] == pages[1]
 
 
@@ -385,5 +387,5 @@ def test_names_are_text_whatever_they_contain(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FewshiftError, match="there is no run in"):
-        run_page(tmp_path)
+        report_run(tmp_path)
     assert list(tmp_path.iterdir()) == []

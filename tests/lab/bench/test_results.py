@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fewshift.core.metrics import METRICS, Metric
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.page import run_page
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.results import table_of
+from fewshift.lab.bench.runs import report_run
 from fewshift.lab.bench.sweep import sweep
 from tests.helpers.bench import tiny_materials
 from tests.helpers.pages import Page
@@ -40,4 +40,4 @@ def test_a_new_metric_is_one_row_and_reaches_records_tables_and_figures(tmp_path
     table = table_of(grid, records.read())
     assert table.metric == "share of images that are wrong in %"
     assert not table.ranked  # the largest is not the best
-    assert ">error in %</text>" in Page(run_page(tmp_path)).source
+    assert ">error in %</text>" in Page(report_run(tmp_path).page).source

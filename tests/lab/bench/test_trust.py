@@ -24,9 +24,9 @@ from fewshift.lab.bench.damage import DAMAGES, damaged
 from fewshift.lab.bench.features import GRIDS
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.materials import Materials
-from fewshift.lab.bench.page import run_page
 from fewshift.lab.bench.results import outcomes, table_of
 from fewshift.lab.bench.run import run, split
+from fewshift.lab.bench.runs import report_run
 from fewshift.lab.bench.trust import Trial, goals, listing, summed
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import COLLECTIONS
@@ -534,7 +534,7 @@ def test_trials_are_read_from_records_and_a_cell_in_two_columns_counts_once(tmp_
 
 
 def test_the_page_tells_the_goals_and_shows_the_estimates(folder):
-    page = Page(run_page(folder))
+    page = Page(report_run(folder).page)
     assert (page.mismatched, page.open) == ([], [])
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))

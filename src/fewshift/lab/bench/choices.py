@@ -29,11 +29,6 @@ def choices(kind: str, contains: str = "", folder: Path | None = None) -> list[C
     return [choice for choice in KINDS[kind]() if contains in choice["name"] or contains in choice.get("dataset", "")]
 
 
-def models() -> list[Choice]:
-    """Names of networks in the installed libraries."""
-    return [{"name": name} for name in libraries.names()]
-
-
 def algorithms() -> list[Choice]:
     """Training algorithms with their papers and settings."""
     return [
@@ -74,14 +69,10 @@ def grids(contains: str = "", folder: Path | None = None) -> list[Choice]:
             f"in {folder}: pass a --folder with grids" if folder else f"with '{contains}' in its name: drop --filter"
         )
         raise FewshiftError(f"there is no grid {where}")
-    plans = {path: load_grid(path) for path in files}
+    plans = {path.stem if folder is None else str(path): load_grid(path) for path in files}
     return [
-        {
-            "name": path.stem if folder is None else str(path),
-            "title": plan.title,
-            "cells": len({cell.key for cell in plan.cells()}),
-        }
-        for path, plan in plans.items()
+        {"name": name, "title": plan.title, "cells": len({cell.key for cell in plan.cells()})}
+        for name, plan in plans.items()
     ]
 
 
@@ -89,6 +80,6 @@ KINDS: dict[str, Callable[[], list[Choice]]] = {
     "methods": catalog.rows,
     "algorithms": algorithms,
     "recipes": recipes,
-    "models": models,
+    "models": lambda: [{"name": name} for name in libraries.names()],
     "datasets": describe,
 }

@@ -12,7 +12,7 @@ from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.metrics import METRICS
 from fewshift.lab.bench.curves import BATCH
 from fewshift.lab.bench.grid import Grid, TargetColumn
-from fewshift.lab.bench.groups import Group, best_group, grouped, identity, mix_of, name_of, with_shots
+from fewshift.lab.bench.results import Group, best_group, grouped, identity, mix_of, name_of, with_shots
 from fewshift.lab.bench.scenes import extremes
 from fewshift.report import figures
 from fewshift.report import prose as words

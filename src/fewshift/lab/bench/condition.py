@@ -47,10 +47,6 @@ class Condition:
             order = order[_kept(labels[order], long_tail(labels, self.alpha, classes))]
         return order[labels[order].argsort(stable=True)] if self.order == "sequential" else order
 
-    def batches(self, labels: Tensor, seed: int, classes: int | None = None) -> list[Tensor]:
-        """The stream cut into batches of indices."""
-        return list(self.indices(labels, seed, classes).split(self.batch_size))
-
 
 def long_tail(labels: Tensor, alpha: float, classes: int | None = None) -> list[int]:
     """How many images of each class a long-tailed mix keeps.

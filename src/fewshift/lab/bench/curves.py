@@ -8,8 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.groups import Group, brief, grouped, identity, mix_of, name_of, points_of, streams, with_shots
-from fewshift.lab.bench.results import Outcome, what
+from fewshift.lab.bench.results import (
+    Group,
+    Outcome,
+    brief,
+    grouped,
+    identity,
+    mix_of,
+    name_of,
+    points_of,
+    streams,
+    what,
+    with_shots,
+)
 from fewshift.report import figures, run_figures
 from fewshift.report import prose as words
 from fewshift.report.pictures import Picture

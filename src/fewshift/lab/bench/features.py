@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from fewshift.core.moments import source_layers
 from fewshift.core.network import Network, batchnorm, channels_last, like
-from fewshift.core.support import draw_support
+from fewshift.core.support import draw_support, others
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import LAST, Cell, FeatureCell, Sample
 from fewshift.lab.bench.grid import Grid, check_known, read_toml
-from fewshift.lab.bench.materials import Images, Materials
+from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.run import versions
+from fewshift.lab.datasets.domain import Domain
 
 PERPLEXITY = 30.0
 
@@ -129,14 +130,12 @@ def _comparison(path: Path, data: Mapping[str, Any]) -> FeatureCell:
     return FeatureCell(**values)
 
 
-def _drawn(cell: FeatureCell, domains: list[Images]) -> list[Tensor]:
+def _drawn(cell: FeatureCell, domains: list[Domain]) -> list[Tensor]:
     """Indices of both samples; samples of one domain share no image."""
     drawn: list[Tensor] = []
     for sample, domain in zip((cell.first, cell.second), domains, strict=True):
         taken = drawn[0] if drawn and sample.domain == cell.first.domain else torch.empty(0, dtype=torch.long)
-        free = torch.ones(len(domain.labels), dtype=torch.bool)
-        free[taken] = False
-        pool = free.nonzero().flatten()
+        pool = others(taken, len(domain.labels))
         if sample.classes == "balanced":
             each = max(1, cell.images // len(domain.labels.unique()))
             pool = pool[draw_support(domain.labels[pool], each, cell.seed, domain.classes)]
@@ -156,7 +155,7 @@ def _layer(network: Network, name: str) -> str:
 
 @torch.no_grad()
 def _features(
-    network: Network, layer: str, sample: Sample, domain: Images, indices: Tensor, batch_size: int
+    network: Network, layer: str, sample: Sample, domain: Domain, indices: Tensor, batch_size: int
 ) -> tuple[Tensor, Tensor]:
     """The inputs of the layer, and the same standardised, both averaged over positions."""
     source = source_layers(network)[layer]

@@ -31,22 +31,16 @@ class Kind:
     words: str
     fits: Callable[[Any], bool]
 
-    def check(self, path: Path, name: str, value: Any) -> None:
-        """Raise one sentence if the value does not fit."""
-        if not self.fits(value):
-            raise FewshiftError(f"{path} has {name} = {value!r}: give {self.words}")
-
 
 def _whole(least: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and value >= least
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and value != [] and all(map(fits, value)) and _differ(value)
-
-
-def _differ(values: list[Any]) -> bool:
-    return len({str(value) for value in values}) == len(values)
+    """Whether a value is a list of different values that fit."""
+    return lambda value: (
+        isinstance(value, list) and all(map(fits, value)) and 0 < len(set(map(str, value))) == len(value)
+    )
 
 
 def _word(value: Any) -> bool:
@@ -165,9 +159,7 @@ class Grid:
         missing = [name for name in ("title", "source", "targets", "seeds") if name not in data]
         if missing or not rows:
             raise FewshiftError(f"{path} lacks {missing[0] if missing else 'rows'}: add it")
-        for name, kind in GRID_KINDS.items():
-            if name in data:
-                kind.check(path, name, data[name])
+        _check_kinds(path, data, GRID_KINDS)
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
@@ -233,19 +225,21 @@ def check_known(path: Path, where: str, data: Mapping[str, Any], kind: type) -> 
         raise FewshiftError(f"{path} has '{unknown[0]}' in {where}: choose from {', '.join(known)}")
 
 
+def _check_kinds(path: Path, data: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+    for name, kind in kinds.items():
+        if name in data and not kind.fits(data[name]):
+            raise FewshiftError(f"{path} has {name} = {data[name]!r}: give {kind.words}")
+
+
 def _row(path: Path, data: dict[str, Any]) -> GridRow:
     data = current_names(data)
     check_known(path, "a row", data, GridRow)
-    for name, kind in ROW_KINDS.items():
-        if name in data:
-            kind.check(path, name, data[name])
+    _check_kinds(path, data, ROW_KINDS)
     if data.get("method") not in METHODS:
         raise FewshiftError(f"{path} has a row with method {data.get('method')!r}: choose one of {', '.join(METHODS)}")
     for condition in data.get("conditions", []):
         check_known(path, "a condition", condition, Condition)
-        for name, kind in CONDITION_KINDS.items():
-            if name in condition:
-                kind.check(path, name, condition[name])
+        _check_kinds(path, condition, CONDITION_KINDS)
     values = dict(data)
     if "settings" in values:
         values["method"], values["settings"] = current_method(values["method"], values["settings"])

@@ -11,8 +11,18 @@ from typing import Any
 
 from fewshift.lab.bench.curves import SHOTS
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.groups import Group, best_group, brief, grouped, identity, name_of, one_per_fit, points_of
-from fewshift.lab.bench.results import Outcome, what
+from fewshift.lab.bench.results import (
+    Group,
+    Outcome,
+    best_group,
+    brief,
+    grouped,
+    identity,
+    name_of,
+    one_per_fit,
+    points_of,
+    what,
+)
 from fewshift.report import figures, run_figures
 from fewshift.report import prose as words
 from fewshift.report.pictures import Picture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,26 +32,12 @@ MEMORY = 4 * 2**30  # bytes of decoded images that a process keeps
 MOST_DECODERS = 4  # processes; a network on a CPU does not outrun more
 
 
-class Images(Protocol):
-    """A domain: labelled images that are decoded on demand."""
-
-    labels: Tensor
-    classes: tuple[str, ...]
-    skip_rare: bool  # leave classes with fewer images than shots out of the support, instead of refusing them
-
-    def images(self, indices: Tensor) -> Tensor:
-        """The images at `indices`, as one tensor."""
-
-    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The images of each batch of indices, one batch after the other."""
-
-
 @dataclass
 class Materials:
     """What cells share: each network and domain is loaded once; cells that differ only in the stream share a fit."""
 
     load_network: Callable[[Cell], nn.Module]
-    load_domain: Callable[[Cell], Images]
+    load_domain: Callable[[Cell], Domain]
     load_split: Callable[[Cell], SceneSplit | None] = lambda _: None
     _kept: dict[tuple[str, ...], Any] = field(default_factory=dict)
     _fit: tuple[str, Any] | None = None  # the newest alone: a sweep runs cells that share a fit one after the other
@@ -60,7 +46,7 @@ class Materials:
         """The source network of a cell."""
         return self._once(("network", cell.dataset, cell.source), self.load_network, cell)
 
-    def domain(self, cell: Cell) -> Images:
+    def domain(self, cell: Cell) -> Domain:
         """The target domain of a cell."""
         # the source too: its card says how images are preprocessed
         return self._once(("domain", cell.dataset, cell.target, cell.source), self.load_domain, cell)
@@ -132,7 +118,7 @@ def open_materials(data_root: str | None, weights: str | None) -> Materials:
         test, origin = load_scenes(known, cell.target, data_root, steps), known.support_domain(cell.target)
         return SceneSplit(test, test if origin == cell.target else load_scenes(known, origin, data_root, steps))
 
-    def domain(cell: Cell) -> Images:
+    def domain(cell: Cell) -> Domain:
         if cell.dataset != "digits":
             steps = known_card(loaded(cell.source)).preprocess
             if cell.target == OWN_SOURCE:

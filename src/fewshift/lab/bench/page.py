@@ -1,4 +1,4 @@
-"""The page of a run: its progress, its tables and its figures."""
+"""What the page of a run shows: its progress, its tables and its figures."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from fewshift.lab.bench.cell import Experiment, FeatureCell
 from fewshift.lab.bench.classes import classes_of, scenes_of
 from fewshift.lab.bench.features import FeatureGrid, load_grid
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.groups import grouped
 from fewshift.lab.bench.pictures import clouds, pictures_of
 from fewshift.lab.bench.record import Record, Records
-from fewshift.lab.bench.results import outcomes, table_of
-from fewshift.lab.bench.trust import Trial, listing, picture, trials
-from fewshift.report import pages as html
+from fewshift.lab.bench.results import grouped, outcomes, table_of
+from fewshift.lab.bench.trust import listing, picture, trials
 from fewshift.report.pages import Failure, Run, Section
 from fewshift.report.tables import with_average
 
 EXAMPLES = 3  # of the cells behind one error
 
 
-def run_page(folder: str | Path) -> Path:
-    """Write `report.html` into the folder of a run: one section for each grid that was run into it."""
-    folder = Path(folder)
-    grids = Records(folder).grids() if (folder / "records.jsonl").is_file() else []
-    if not grids:
-        raise FewshiftError(f"there is no run in {folder}: make one with `fewshift bench GRID --out {folder}`")
-    records = Records(folder).read()
-    loaded = [load_grid(file) for file in grids]
-    keys = {cell.key for grid in loaded for cell in grid.cells()}  # grids may share cells
+def read_run(folder: Path) -> Run:
+    """The run in a folder: one section for each grid that was run into it."""
+    if not (folder / "records.jsonl").is_file() or not (files := Records(folder).grids()):
+        raise FewshiftError(f"there is no run in {folder}: give the folder that `fewshift bench` named")
+    stored = Records(folder)
+    records = stored.read()
+    grids = {file.stem: load_grid(file) for file in files}
+    keys = {cell.key for grid in grids.values() for cell in grid.cells()}  # grids may share cells
     ours = [record for key, record in records.items() if key in keys]
     times = sorted(record["began"] for record in ours if "began" in record)
     name = folder.resolve().name
-    _, together = judged_of({file.stem: grid for file, grid in zip(grids, loaded, strict=True)}, records)
-    run = Run(
+    sections = [_section(stem, grid, records) for stem, grid in grids.items()]
+    judged = [grids[section.name] for section in sections if section.trials]
+    finished = [outcome for grid in judged if isinstance(grid, Grid) for outcome in outcomes(grid, records)]
+    together = trials(finished) if len(judged) > 1 else []
+    return Run(
         name,
-        [_section(file.name, grid, records, f"{file.stem}-") for file, grid in zip(grids, loaded, strict=True)],
+        sections,
         cells=len(keys),
         done=sum("result" in record for record in ours),
         began=_date(times[0]) if times else "",
@@ -48,43 +48,34 @@ def run_page(folder: str | Path) -> Path:
         seconds=sum(record.get("seconds", 0.0) for record in ours),
         versions=_versions(ours),
         resume=f"fewshift bench {shlex.quote(name)}/grids/*.toml --out {shlex.quote(name)}",
+        unreadable=stored.unreadable,
+        trials=together,
         together=listing("All grids: adaptations judged", together) if together else None,
     )
-    return html.bench_page(run, folder / "report.html")
 
 
-def _section(file: str, grid: Grid | FeatureGrid, records: Mapping[str, Record], key: str) -> Section:
+def _section(name: str, grid: Grid | FeatureGrid, records: Mapping[str, Record]) -> Section:
     cells = list({cell.key: cell for cell in grid.cells()}.values())
-    section = Section(
-        grid.title,
-        file,
-        cells=len(cells),
-        done=sum("result" in records.get(cell.key, {}) for cell in cells),
-        failures=_failures(cells, records),
-    )
+    results = {cell.key: records[cell.key]["result"] for cell in cells if "result" in records.get(cell.key, {})}
+    section = Section(name, grid.title, cells=len(cells), done=len(results), failures=_failures(cells, records))
+    key = f"{name}-"
     if isinstance(grid, FeatureGrid):
-        return replace(section, pictures=clouds(grid, records, key))
+        compared = [(cell.label, results[cell.key]) for cell in grid.cells() if cell.key in results]
+        gaps = [(label, result["gap_before"], result["gap_after"]) for label, result in compared]
+        return replace(section, pictures=clouds(grid, records, key), gaps=gaps)
     finished = outcomes(grid, records)
     judged = trials(finished)
     plain = [outcome for outcome in finished if "trust" not in outcome.result]  # the listing has the others
     return replace(
         section,
         table=with_average(table_of(grid, records)),
+        trials=judged,
         listing=listing("Adaptations judged", judged) if judged else None,
         seeds=len(grid.seeds),
         pictures=pictures_of(grid, plain, key) + picture(judged, key),
         classes=classes_of(grid, plain, key),
         scenes=scenes_of(grid, plain, key),
     )
-
-
-def judged_of(
-    grids: Mapping[str, Grid | FeatureGrid], records: Mapping[str, Record]
-) -> tuple[dict[str, list[Trial]], list[Trial]]:
-    """The trials of each grid that has some, and all of them together where several grids have."""
-    finished = {name: outcomes(grid, records) for name, grid in grids.items() if isinstance(grid, Grid)}
-    judged = {name: own for name, group in finished.items() if (own := trials(group))}
-    return judged, trials(outcome for name in judged for outcome in finished[name]) if len(judged) > 1 else []
 
 
 def _failures(cells: Iterable[Experiment], records: Mapping[str, Record]) -> list[Failure]:

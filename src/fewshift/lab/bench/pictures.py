@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from fewshift.lab.bench.curves import BATCH, SHOTS, over_alphas, over_batches, over_shots
 from fewshift.lab.bench.features import FeatureGrid
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.groups import Group, grouped, one_per_fit, streams
 from fewshift.lab.bench.learned import chosen_v, layers, objectives
 from fewshift.lab.bench.record import Record
-from fewshift.lab.bench.results import Outcome
+from fewshift.lab.bench.results import Group, Outcome, grouped, one_per_fit, streams
 from fewshift.report import prose as words
 from fewshift.report import run_figures as figures
 from fewshift.report.pictures import Picture

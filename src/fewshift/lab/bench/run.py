@@ -22,13 +22,13 @@ from fewshift.core.support import Support, Target, Unlabelled, draw_support, oth
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.damage import Drawn, damaged
-from fewshift.lab.bench.materials import Images, Materials
-from fewshift.lab.bench.scenes import run_scenes, short_notes
+from fewshift.lab.bench.materials import Materials
+from fewshift.lab.bench.scenes import capped, run_scenes, short_notes
+from fewshift.lab.datasets.domain import Domain
 from fewshift.methods.catalog import METHODS
 from fewshift.report.results import Adaptation
 from fewshift.trust.choice import fit_chosen
 
-TEST_SEED = 0  # of the cap on test images: the same images for every seed of the support
 GAIN = ("point", "low", "high", "images", "predictions", "wins", "losses", "weak", "nats", "loss_change", "loss_error")
 AT_ONCE = 16  # images a plain network predicts together: what fits into a processor's cache is fastest
 
@@ -103,17 +103,11 @@ def versions() -> dict[str, str]:
     return {"fewshift": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def split(domain: Images, cell: Cell) -> tuple[Tensor, Tensor]:
+def split(domain: Domain, cell: Cell) -> tuple[Tensor, Tensor]:
     """The largest support of this seed, and the test images of every row: all others, up to `max_test`."""
     labels = domain.labels
     largest = draw_support(labels, cell.largest_support, cell.seed, domain.classes, skip_rare=domain.skip_rare)
-    test = others(largest, len(labels))
-    if cell.max_test is None or cell.max_test >= len(test):
-        return largest, test
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(TEST_SEED))
-    allowed = torch.zeros(len(labels), dtype=torch.bool)
-    allowed[test] = True
-    return largest, order[allowed[order]][: cell.max_test].sort().values
+    return largest, capped(others(largest, len(labels)), len(labels), cell.max_test)
 
 
 def sees_stream(method: Method, drawn: Tensor) -> bool:
@@ -123,7 +117,7 @@ def sees_stream(method: Method, drawn: Tensor) -> bool:
     return method.needs in (Needs.STREAM, Needs.UNLABELLED)
 
 
-def _drawn(domain: Images, method: Method, cell: Cell) -> Drawn:
+def _drawn(domain: Domain, method: Method, cell: Cell) -> Drawn:
     """The positions of the support in its domain, and its labels; damaged if the cell says so."""
     if cell.shots is None:
         if method.needs is Needs.SUPPORT:
@@ -148,7 +142,7 @@ class _Task:
     cell: Cell
     method: Method
     network: nn.Module
-    domain: Images
+    domain: Domain
     drawn: Tensor
     drawn_labels: Tensor
     left_out: Tensor
@@ -245,7 +239,7 @@ def _probabilities(predictor: nn.Module, batches: Iterable[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Lazy:
-    domain: Images
+    domain: Domain
     indices: Tensor
 
     def __len__(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,16 @@ from typing import Any
 from fewshift.core._files import whole
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench import trust
-from fewshift.lab.bench.cell import Experiment
 from fewshift.lab.bench.features import FeatureGrid, grid_file, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.materials import open_materials
-from fewshift.lab.bench.page import judged_of, run_page
+from fewshift.lab.bench.page import read_run
 from fewshift.lab.bench.record import Record, Records
-from fewshift.lab.bench.results import table_of
 from fewshift.lab.bench.sweep import missing, sweep
 from fewshift.lab.bench.trust import Trial
 from fewshift.lab.datasets.catalog import find_collection
 from fewshift.report import tables
-from fewshift.report.tables import Table
+from fewshift.report.pages import Run, Section, bench_page
 
 Progress = Callable[[int, int, int], None]  # cells that were run, cells to run, failed cells
 
@@ -84,80 +82,53 @@ def run_grids(
 
 
 @dataclass(frozen=True)
-class GridReport:
-    """A grid of a run: its cells by state, its table, its judged adaptations, the gaps of its feature comparisons."""
-
-    name: str
-    title: str
-    counts: Mapping[str, int]
-    table: Table | None
-    judged: Sequence[Trial]
-    gaps: Sequence[tuple[str, float, float]]  # label, before and after the layer
-
-    def texts(self) -> dict[str, dict[str, str]]:
-        """The files of this grid by name and ending."""
-        texts = {}
-        if self.table is not None:
-            texts[f"tables/{self.name}"] = _table_texts(self.table)
-        if self.judged:
-            texts[f"tables/{self.name}-judged"] = _trial_texts(self.title, self.judged)
-        return texts
-
-
-@dataclass(frozen=True)
 class RunReport:
-    """All grids of a run, the page that shows them, and the judged adaptations of several grids together."""
+    """A run, grid by grid, and the page that shows it."""
 
-    folder: Path
+    run: Run
     page: Path
-    grids: Sequence[GridReport]
-    together: Sequence[Trial]
-    unreadable: int  # lines of the file of records
 
     def texts(self) -> dict[str, dict[str, str]]:
         """Every table by the name and the ending of its file."""
-        texts = {name: endings for grid in self.grids for name, endings in grid.texts().items()}
-        return texts | ({"judged": _trial_texts("All grids", self.together)} if self.together else {})
+        texts = {name: endings for grid in self.run.sections for name, endings in grid_texts(grid).items()}
+        return texts | ({"judged": _trial_texts("All grids", self.run.trials)} if self.run.trials else {})
 
     def plain(self) -> dict[str, Any]:
         """Numbers and words, ready for JSON."""
-        judged = {grid.name: trust.plain(grid.judged) for grid in self.grids if grid.judged}
+        grids = {grid.name: grid for grid in self.run.sections}
+        states = ("done", "failed", "missing")
+        judged = {name: trust.plain(grid.trials) for name, grid in grids.items() if grid.trials}
         return {
             "page": str(self.page),
-            "cells": {grid.name: dict(grid.counts) for grid in self.grids},
-            "tables": {grid.name: tables.plain(grid.table) for grid in self.grids if grid.table is not None},
+            "cells": {name: {state: getattr(grid, state) for state in states} for name, grid in grids.items()},
+            "tables": {name: tables.plain(grid.table) for name, grid in grids.items() if grid.table is not None},
             **({"judged": judged} if judged else {}),
-            **({"judged_together": trust.plain(self.together)} if self.together else {}),
+            **({"judged_together": trust.plain(self.run.trials)} if self.run.trials else {}),
         }
 
 
 def report_run(folder: str | Path) -> RunReport:
     """Write the tables of a run as Markdown, CSV and LaTeX, and a page with figures, into its folder."""
     folder = Path(folder)
-    if not (folder / "records.jsonl").is_file():
-        raise FewshiftError(f"there are no records in {folder}: give the folder that `fewshift bench` named")
-    records = Records(folder)
-    done = records.read()
-    plans = {path.stem: load_grid(path) for path in records.grids()}
-    judged, together = judged_of(plans, done)
-    reports = tuple(
-        GridReport(
-            name,
-            plan.title,
-            _counts(plan.cells(), done),
-            tables.with_average(table_of(plan, done)) if isinstance(plan, Grid) else None,
-            judged.get(name, []),
-            _gaps(plan, done) if isinstance(plan, FeatureGrid) else [],
-        )
-        for name, plan in plans.items()
-    )
-    report = RunReport(folder, run_page(folder), reports, together, records.unreadable)
+    run = read_run(folder)
+    report = RunReport(run, bench_page(run, folder / "report.html"))
     (folder / "tables").mkdir(exist_ok=True)
     for name, endings in report.texts().items():
         for ending, text in endings.items():
             with whole(folder / f"{name}.{ending}") as draft:
                 draft.write_text(text, encoding="utf-8")
     return report
+
+
+def grid_texts(grid: Section) -> dict[str, dict[str, str]]:
+    """The tables of one grid by the name and the ending of their files."""
+    texts = {}
+    if (table := grid.table) is not None:
+        writers = {"md": tables.markdown, "csv": tables.comma_separated, "tex": tables.latex}
+        texts[f"tables/{grid.name}"] = {ending: write(table) for ending, write in writers.items()}
+    if grid.trials:
+        texts[f"tables/{grid.name}-judged"] = _trial_texts(grid.title, grid.trials)
+    return texts
 
 
 def _check(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> None:
@@ -174,21 +145,6 @@ def _check(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> None:
                     raise FewshiftError(
                         f"{file} has the target '{part}', which {known.name} lacks: use {', '.join(known.domains)}"
                     )
-
-
-def _counts(cells: Iterable[Experiment], records: Mapping[str, Record]) -> dict[str, int]:
-    ours = [records.get(key, {}) for key in {cell.key for cell in cells}]
-    done, failed = (sum(state in record for record in ours) for state in ("result", "error"))
-    return {"done": done, "failed": failed, "missing": len(ours) - done - failed}
-
-
-def _gaps(plan: FeatureGrid, records: Mapping[str, Record]) -> list[tuple[str, float, float]]:
-    results = [(cell.label, records.get(cell.key, {}).get("result")) for cell in plan.cells()]
-    return [(label, result["gap_before"], result["gap_after"]) for label, result in results if result]
-
-
-def _table_texts(table: Table) -> dict[str, str]:
-    return {"md": tables.markdown(table), "csv": tables.comma_separated(table), "tex": tables.latex(table)}
 
 
 def _trial_texts(title: str, judged: Sequence[Trial]) -> dict[str, str]:

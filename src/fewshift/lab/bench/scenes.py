@@ -25,10 +25,11 @@ from fewshift.errors import FewshiftError
 from fewshift.images.label_files import indexed, resized_labels
 from fewshift.images.scenes import Scenes
 from fewshift.lab.bench.cell import Cell
-from fewshift.report.scenes import Scene, image_iou, photograph
+from fewshift.report.scenes import Scene, encoded, image_iou, photograph
 
 PICTURES = 150  # images of which a record keeps a small picture
 WIDTH = 240  # pixels of its longer side
+TEST_SEED = 0
 MOST = 3  # scenes that gained most, and that lost most, on a page
 
 
@@ -59,10 +60,15 @@ class SceneSplit:
             if self.pool is self.test
             else torch.arange(len(self.test))
         )
-        if cell.max_test is None or cell.max_test >= len(left):
-            return left
-        order = torch.randperm(len(self.test), generator=torch.Generator().manual_seed(0))
-        return order[torch.isin(order, left)][: cell.max_test].sort().values
+        return capped(left, len(self.test), cell.max_test)
+
+
+def capped(test: Tensor, images: int, most: int | None) -> Tensor:
+    """At most so many of the test images; the same images for every seed of the support."""
+    if most is None or most >= len(test):
+        return test
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(TEST_SEED))
+    return order[torch.isin(order, test)][:most].sort().values
 
 
 def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit) -> dict[str, Any]:
@@ -176,11 +182,11 @@ def _spread(indices: list[int], most: int) -> list[int]:
 def _pictures(scenes: Scenes, index: int, labels: Tensor, answer: Tensor, *, whole: bool) -> dict[str, str]:
     """Small pictures: the prediction, and with `whole` also the image and its labels."""
     size = _small(labels.shape[1], labels.shape[0])
-    pictures = {"answer": _encoded(indexed(resized_labels(answer.byte(), size), scenes.palette), "png")}
+    pictures = {"answer": encoded(indexed(resized_labels(answer.byte(), size), scenes.palette), "png", optimize=True)}
     if whole:
         photo = photograph(scenes.pixels(index)[0]).resize(size, Image.Resampling.LANCZOS)
-        pictures["image"] = _encoded(photo, "jpeg")
-        pictures["labels"] = _encoded(indexed(resized_labels(labels.byte(), size), scenes.palette), "png")
+        pictures["image"] = encoded(photo, "jpeg", quality=75)
+        pictures["labels"] = encoded(indexed(resized_labels(labels.byte(), size), scenes.palette), "png", optimize=True)
         pictures["name"] = scenes.files[index].name
     return pictures
 
@@ -188,12 +194,6 @@ def _pictures(scenes: Scenes, index: int, labels: Tensor, answer: Tensor, *, who
 def _small(width: int, height: int) -> tuple[int, int]:
     scale = min(1.0, WIDTH / max(width, height))
     return max(1, round(width * scale)), max(1, round(height * scale))
-
-
-def _encoded(image: Image.Image, kind: str) -> str:
-    file = io.BytesIO()
-    image.save(file, kind, **({"quality": 75} if kind == "jpeg" else {"optimize": True}))
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def _tensor(text: str) -> Tensor:

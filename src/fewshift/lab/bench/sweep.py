@@ -23,6 +23,7 @@ from fewshift.lab.bench.cell import Experiment, FeatureCell
 from fewshift.lab.bench.features import embed
 from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.record import Record, Records
+from fewshift.lab.bench.results import grouped
 from fewshift.lab.bench.run import run
 
 Make = Callable[..., Materials]  # called once in each worker, with plain arguments that travel
@@ -68,10 +69,7 @@ def missing(cells: Iterable[Experiment], records: Records) -> list[Experiment]:
 
 def shared(cells: Iterable[Experiment]) -> list[list[Experiment]]:
     """Groups of cells that differ only in the stream, and so share a fit, in the order of their first cells."""
-    groups: dict[str, list[Experiment]] = {}
-    for cell in cells:
-        groups.setdefault(cell.fit_key, []).append(cell)
-    return list(groups.values())
+    return list(grouped(cells, lambda cell: cell.fit_key).values())
 
 
 def record_of(cell: Experiment, materials: Materials) -> Record:

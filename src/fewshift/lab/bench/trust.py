@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fewshift.lab.bench.groups import grouped
-from fewshift.lab.bench.results import Outcome
+from fewshift.lab.bench.results import Outcome, grouped
 from fewshift.report import prose as words
 from fewshift.report import run_figures as figures
 from fewshift.report.pictures import Picture
