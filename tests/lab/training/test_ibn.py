@@ -213,7 +213,7 @@ def test_places_that_cannot_be_are_one_sentence(case, model, settings, sentence)
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("ibn", {"variant": "c"}, "unknown variant 'c': use one of a, b"),
+        ("ibn", {"variant": "c"}, "variant='c' is unknown: choose one of a, b"),
         ("ibn", {"variant": "a", "share": 1.0}, r"share=1.0 leaves one side empty: give a number between 0 and 1"),
         ("ibn", {"share": 0.25}, "share is of variant a, and variant b normalises all channels: leave it out"),
         ("iternorm", {"group": 0}, "group=0 is too small: give at least 1"),

@@ -302,7 +302,7 @@ def test_other_networks_are_trained_by_naming_their_layers():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"mix": "cross"}, "unknown mix 'cross': use one of random, crossdomain"),
+        ({"mix": "cross"}, "mix='cross' is unknown: choose one of random, crossdomain"),
         ({"probability": 1.5}, "probability=1.5 is no share: give a number from 0 to 1"),
         ({"alpha": 0.0}, "alpha=0 is no Beta distribution: give a number above 0"),
         ({"alpha": -1.0}, "alpha=-1.0 cannot be: give a number from 0"),

@@ -106,7 +106,7 @@ def test_an_order_follows_from_seed_and_epoch():
         ({"batch_size": 8, "accumulate": 5}, "5 parts of a batch of 8 leave single images"),
         ({"lr": -1.0}, "lr=-1.0 cannot be: give a number from 0"),
         ({"lr": "fast"}, "lr='fast' cannot be: give a number from 0"),
-        ({"schedule": "steps"}, "unknown schedule 'steps': use one of constant, cosine, poly, one-cycle"),
+        ({"schedule": "steps"}, "schedule='steps' is unknown: choose one of constant, cosine, poly, one-cycle"),
         ({"held_out": 1.0}, "held_out=1.0 is no share: give a number from 0 to below 1"),
         ({"patience": 2, "held_out": 0.0}, "patience needs images that validate: set held_out above 0"),
         ({"optimizer": "heavy-ball"}, "nesterov is not for heavy-ball"),
