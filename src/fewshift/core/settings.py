@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from math import inf
 from typing import Any, get_args, get_type_hints
 
@@ -57,7 +56,6 @@ class Settings:
         return "cannot be"
 
 
-@cache
 def kinds_of(settings: type[Any]) -> dict[str, tuple[type, ...]]:
     """The types that each field may have."""
     hints = get_type_hints(settings)

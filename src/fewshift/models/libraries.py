@@ -23,8 +23,7 @@ from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.models import packaged
 from fewshift.models.cards import DIGITS, Card, card_of, known_card, timm_steps, with_card
-from fewshift.models.layers import change_of
-from fewshift.models.layers.changes import LayerChange
+from fewshift.models.layers.changes import LayerChange, change_of
 from fewshift.models.weights import class_count, load_all, read_bytes, read_file
 
 RANDOM = "random"

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fewshift import FewshiftError
 from fewshift.core.randomness import private_randomness
 from fewshift.lab.datasets import digits
-from fewshift.lab.training import ERM, Batch, MixStyle, mixstyle
+from fewshift.lab.training import ERM, MixStyle, mixstyle
+from fewshift.lab.training.algorithm import Batch
 from fewshift.lab.training.mixstyle import PARTNERS, anyone, mixed, of_another_domain
 from fewshift.lab.training.recipes import PAPER
 from fewshift.lab.training.trainer import Trained, train

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from fewshift import FewshiftError
 from fewshift.core.labels import IMAGES, PIXELS
 from fewshift.lab.datasets.catalog import find_collection
-from fewshift.lab.training import ERM, Task
-from fewshift.lab.training.batches import by_domain, check_batches, shuffled
-from fewshift.lab.training.order import order
+from fewshift.lab.training import ERM
+from fewshift.lab.training.algorithm import Task
+from fewshift.lab.training.batches import by_domain, check_batches, order, shuffled
 from fewshift.lab.training.recipes import OFFICIAL, PAPER, RECIPES, find_recipe
 from fewshift.lab.training.schedules import SCHEDULES, Moment
 from fewshift.lab.training.trainer import train

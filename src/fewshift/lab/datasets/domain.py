@@ -46,12 +46,13 @@ class Domain:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.preprocess.normalise(self.pixels(index)), int(self.labels[index])
+        pixels, label = self.pixels(index)
+        return self.preprocess.normalise(pixels), int(label)
 
-    def pixels(self, index: int) -> Tensor:
-        """One image, resized and cropped, before its values are normalised."""
+    def pixels(self, index: int) -> tuple[Tensor, Tensor]:
+        """One image, resized and cropped, before its values are normalised, and its label."""
         source = self.source[index]
-        return source if isinstance(source, Tensor) else _decoded(source, self.preprocess)
+        return source if isinstance(source, Tensor) else _decoded(source, self.preprocess), self.labels[index]
 
     def images(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The images at `indices` as one tensor."""

@@ -21,7 +21,7 @@ from fewshift.lab.datasets.domain import Domain
 from fewshift.lab.training.augment import Size, check_augment
 from fewshift.lab.training.batches import check_batches
 from fewshift.lab.training.recipes import DIGITS_HELD_OUT, OFFICIAL, Recipe
-from fewshift.lab.training.samples import READINGS, Joined, Pool
+from fewshift.lab.training.samples import READINGS, Decoded, Joined, Pool
 
 ROOM = 4 * 2**30  # bytes of decoded images that are kept in memory, where there is twice as much
 
@@ -87,16 +87,15 @@ def gather(
     room: int | None = None,
 ) -> Sources:
     """Read the source domains: most of each trains, a fixed random part of each validates."""
-    reading = READINGS[collection.labels]
     _check(collection, images, steps)
     parts = {name: split(collection, name, len(domain), recipe.held_out) for name, domain in images.items()}
-    training = reading.training(steps, recipe)
-    train = Joined([reading.samples(images[name], training, parts[name][0]) for name in images])
+    training = READINGS[collection.labels].training(steps, recipe)
+    train = Joined([_decoded(images[name], training, parts[name][0]) for name in images])
     check_augment(recipe.augment, collection.labels)  # before images are read, which takes time
     check_batches(train.domains, recipe.batch_size, recipe.domains_per_batch)
     room = _room() if room is None else room
     pool = Pool(train, room, "training images read")
-    validation = [reading.samples(images[name], steps, parts[name][1]) for name in images if len(parts[name][1])]
+    validation = [_decoded(images[name], steps, parts[name][1]) for name in images if len(parts[name][1])]
     return Sources(
         names=tuple(images),
         classes=tuple(next(iter(images.values())).classes),
@@ -138,6 +137,10 @@ def _check(collection: Collection, images: Mapping[str, Domain | Scenes], steps:
             f"images of {collection.title} are {extent(source.shape[-2:])} pixels, not {steps.resize}: "
             "leave the size out"
         )
+
+
+def _decoded(images: Domain | Scenes, steps: Preprocess, indices: Tensor) -> Decoded:
+    return Decoded(replace(images, preprocess=steps).subset(indices))
 
 
 def _room() -> int:
