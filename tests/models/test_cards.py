@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fewshift.images import Preprocess
+from fewshift.images.preprocess import Preprocess
 from fewshift.lab.training import ALGORITHMS, algorithm_of
 from fewshift.models import libraries as models
 from fewshift.models.cards import Card, known_card, with_card

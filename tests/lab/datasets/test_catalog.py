@@ -18,7 +18,8 @@ from PIL import Image
 from fewshift.core.labels import PIXELS
 from fewshift.core.support import draw_support
 from fewshift.errors import FewshiftError
-from fewshift.images import Preprocess, open_image
+from fewshift.images.folders import open_image
+from fewshift.images.preprocess import Preprocess
 from fewshift.lab.bench import materials
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.datasets import digits

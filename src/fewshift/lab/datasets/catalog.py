@@ -7,6 +7,7 @@ from typing import Any
 
 from fewshift.core.labels import PIXELS
 from fewshift.errors import FewshiftError
+from fewshift.images import cityscapes
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.lab.datasets import digits, street
 from fewshift.lab.datasets.collection import Collection
@@ -60,9 +61,9 @@ def _street(**facts: Any) -> Collection:
     """A data set of street scenes with the 19 classes of Cityscapes; `facts` add to what they share, or replace it."""
     shared: dict[str, Any] = {
         "targets": ("val",),
-        "classes": street.CLASSES,
+        "classes": cityscapes.CLASSES,
         "labels": PIXELS,
-        "palette": street.PALETTE,
+        "palette": cityscapes.PALETTE,
         "metric": "mean_iou",
         "preprocess": WHOLE,
         "recipe": ISW,

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from fewshift.core.labels import IMAGES, Labels
+from fewshift.images.cityscapes import RGB
 from fewshift.images.preprocess import Preprocess
-from fewshift.lab.datasets import street
-
-Metric = Literal["accuracy", "macro_recall", "macro_f1", "mean_iou"]
-Layout = Literal[
-    "folders",
-    "lists",
-    "camelyon17",
-    "iwildcam",
-    "digits",
-    "cityscapes",
-    "bdd100k",
-    "mapillary",
-    "gtav",
-    "synthia",
-    "camvid",
-]
 
 
 @dataclass(frozen=True)
@@ -36,19 +20,19 @@ class Collection:
     targets: tuple[str, ...]  # the domains that networks are adapted to
     split: str
     classes: tuple[str, ...]  # in the order of the labels; empty where the copy's lists name them
-    metric: Metric
+    metric: str  # a name in `core.metrics.METRICS`
     preprocess: Preprocess  # of test images
     recipe: str
     licence: str
     where: str
-    layout: Layout
+    layout: str  # how a copy is laid out: a name in `layouts.READERS` or `scene_layouts.PLACES`, or digits
     counts: Mapping[str, int] | None  # images of each domain; None accepts any number
     class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # and of each class, where published
     folders: tuple[str, ...] = ()  # other names its folder may have
     skip_rare: bool = False  # whether classes with fewer images than shots are left out of a support
     unnamed: int = 0  # how many classes there are where `classes` is empty
     labels: Labels = IMAGES  # of each image, or of each pixel: such domains are scenes
-    palette: tuple[street.RGB, ...] = ()  # of scenes: a colour for each class
+    palette: tuple[RGB, ...] = ()  # of scenes: a colour for each class
     support_from: Mapping[str, str] = field(default_factory=dict)  # target -> the domain that its support is drawn from
     validation: str = ""  # the published list of a domain's images that networks are not trained on, where there is one
 

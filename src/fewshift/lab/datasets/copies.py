@@ -19,7 +19,7 @@ from fewshift.lab.datasets import wilds
 from fewshift.lab.datasets.catalog import find_collection
 from fewshift.lab.datasets.collection import Collection
 from fewshift.lab.datasets.domain import Domain, joined
-from fewshift.lab.datasets.homes import child_folder, data_root, find_home, no_domain
+from fewshift.lab.datasets.homes import data_root, find_home, no_domain
 from fewshift.lab.datasets.layouts import READERS, read_digits
 from fewshift.lab.datasets.scene_layouts import read_scenes
 
@@ -91,7 +91,7 @@ def listed(
     file: Path, collection: Collection, root: str | Path | None = None, preprocess: Preprocess | None = None
 ) -> Domain:
     """The images of a list of one's own, with paths below the collection's folder and labels from 0."""
-    home, _ = find_home(collection, data_root(root), lambda folder, domain: child_folder(folder, domain) is not None)
+    home, _ = find_home(collection, data_root(root))
     return from_list(file, home, collection.classes, preprocess=preprocess or collection.preprocess)
 
 
@@ -105,7 +105,7 @@ def load_validation(
     known = _known(collection, domain, IMAGES)
     if not known.validation:
         raise FewshiftError(f"{known.title} has no published validation lists: use a network of `fewshift train`")
-    home, there = find_home(known, data_root(root), lambda folder, domain: child_folder(folder, domain) is not None)
+    home, there = find_home(known, data_root(root))
     if domain not in there:
         raise no_domain(known, domain, home, there)
     name = known.validation.format(domain)

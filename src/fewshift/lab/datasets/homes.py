@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fewshift.errors import FewshiftError
+from fewshift.images.label_files import plain_name
 from fewshift.lab.datasets.collection import Collection
 
 DATA_VARIABLE = "FEWSHIFT_DATA"
@@ -25,8 +26,11 @@ def data_root(option: str | Path | None = None) -> Path:
     return root
 
 
-def find_home(collection: Collection, root: Path, holds: Callable[[Path, str], bool]) -> tuple[Path, list[str]]:
-    """The collection's folder, below `root` or `root` itself, and the domains it holds."""
+def find_home(
+    collection: Collection, root: Path, holds: Callable[[Path, str], object] | None = None
+) -> tuple[Path, list[str]]:
+    """The collection's folder, below `root` or `root` itself, and the domains it holds: by default as folders."""
+    holds = holds or child_folder
     named = [child_folder(root, name) for name in (collection.name, *collection.folders)]
     for folder in (*filter(None, named), root):
         if there := [domain for domain in collection.domains if holds(folder, domain)]:
@@ -38,12 +42,8 @@ def child_folder(folder: Path, name: str) -> Path | None:
     """The folder of that name, or of one that differs in case, spaces and dashes: "Real World" is "real_world"."""
     if (folder / name).is_dir():
         return folder / name
-    alike = sorted(path for path in folder.iterdir() if _plain(path.name) == _plain(name) and path.is_dir())
+    alike = sorted(path for path in folder.iterdir() if plain_name(path.name) == plain_name(name) and path.is_dir())
     return alike[0] if alike else None
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
 def no_domain(collection: Collection, domain: str, place: Path, there: Sequence[str]) -> FewshiftError:

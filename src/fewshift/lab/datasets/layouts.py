@@ -20,7 +20,7 @@ Copy = tuple[Sequence[Path], Sequence[int], tuple[str, ...]]  # files, labels, c
 
 def _from_folders(collection: Collection, domain: str, root: Path) -> Copy:
     """Read domain/class/image, or domain/images/class/image as Office-31 has it."""
-    home, there = find_home(collection, root, lambda folder, domain: child_folder(folder, domain) is not None)
+    home, there = find_home(collection, root)
     folder = child_folder(home, domain) if there else None
     if folder is None:
         raise no_domain(collection, domain, home, there)

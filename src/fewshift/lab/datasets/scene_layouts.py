@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fewshift.errors import FewshiftError
+from fewshift.images import cityscapes
 from fewshift.images.label_files import Encoding
 from fewshift.images.scenes import CITYSCAPES, Pairing
 from fewshift.lab.datasets import street
@@ -41,7 +42,7 @@ def read_scenes(collection: Collection, domain: str, root: Path) -> tuple[tuple[
     def place_of(home: Path, domain: str) -> ScenePlace | None:
         return next((place for place in PLACES[collection.layout] if place.pairing(home, domain).labelled()), None)
 
-    home, there = find_home(collection, root, lambda folder, domain: place_of(folder, domain) is not None)
+    home, there = find_home(collection, root, place_of)
     place = place_of(home, domain)
     if place is None:
         raise no_domain(collection, domain, home, there)
@@ -96,9 +97,9 @@ def _sequence(_: Collection, domain: str, __: Path, images: Path) -> frozenset[s
 LONG = {"train": "training", "val": "validation"}
 ALSO_PUBLISHED = {("gtav", "train"): 12_388}  # the list of RobustNet leaves 15 of its images out
 
-TRAIN_IDS = Encoding(street.TRAIN_IDS)
+TRAIN_IDS = Encoding(cityscapes.TRAIN_IDS)
 VISTAS = Encoding(street.MAPILLARY_IDS)
-GTAV = Encoding(street.CITYSCAPES_IDS, street.GTAV_COLOURS, strict=False)
+GTAV = Encoding(cityscapes.CITYSCAPES_IDS, street.GTAV_COLOURS, strict=False)
 SYNTHIA = Encoding(street.SYNTHIA_IDS, first_channel=True)
 
 PLACES: dict[str, tuple[ScenePlace, ...]] = {
