@@ -129,10 +129,6 @@ class Whitening(nn.Module, abc.ABC):
         self.running_mean: Tensor
         self.register_buffer("running_mean", torch.zeros(channels))
 
-    def extra_repr(self) -> str:
-        """What it was made with."""
-        return f"{self.channels}, group={self.group}, iterations={self.iterations}, decay={self.decay}"
-
     def begin_as(self, batchnorm: _BatchNorm) -> None:
         """Take over gamma, beta and the statistics: variances make a covariance without correlations."""
         _take_affine(self, batchnorm)

@@ -103,21 +103,15 @@ def _check(image: Tensor) -> None:
         )
 
 
-def _within(image: Tensor, window: Size | None) -> tuple[int, int]:
-    """The window's height and width, cut to the image."""
+def _grid(image: Tensor, window: Size | None, stride: Size | None) -> tuple[list[int], list[int], tuple[int, int]]:
+    """The first rows and the first columns of windows, and their size, cut to the image."""
+    if stride is not None and window is None:
+        raise FewshiftError(f"stride {stride} without a window: give the window's size too")
     rows, columns = image.shape[1:]
     asked = (rows, columns) if window is None else _pair(window)
     if min(asked) < 1:
         raise FewshiftError(f"a window of {asked[0]} x {asked[1]} pixels is empty: give at least 1")
-    return min(asked[0], rows), min(asked[1], columns)
-
-
-def _grid(image: Tensor, window: Size | None, stride: Size | None) -> tuple[list[int], list[int], tuple[int, int]]:
-    """The first rows and the first columns of windows, and their size."""
-    if stride is not None and window is None:
-        raise FewshiftError(f"stride {stride} without a window: give the window's size too")
-    extent = _within(image, window)
-    asked = extent if window is None else _pair(window)
+    extent = min(asked[0], rows), min(asked[1], columns)
     steps = tuple(max(1, 2 * side // 3) for side in asked) if stride is None else _pair(stride)
     for side, step in zip(asked, steps, strict=True):
         if not 1 <= step <= side:

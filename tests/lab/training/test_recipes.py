@@ -15,8 +15,7 @@ from fewshift.lab.datasets.catalog import find_collection
 from fewshift.lab.training import ERM
 from fewshift.lab.training.algorithm import Task
 from fewshift.lab.training.batches import by_domain, check_batches, order, shuffled
-from fewshift.lab.training.recipes import OFFICIAL, PAPER, RECIPES, find_recipe
-from fewshift.lab.training.schedules import SCHEDULES, Moment
+from fewshift.lab.training.recipes import OFFICIAL, PAPER, RECIPES, SCHEDULES, Moment, find_recipe
 from fewshift.lab.training.trainer import train
 from tests.helpers.networks import make_tiny
 from tests.helpers.training import (

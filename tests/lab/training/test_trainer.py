@@ -19,8 +19,7 @@ from fewshift.lab.training import ERM, trainer
 from fewshift.lab.training.algorithm import Task, Trainee
 from fewshift.lab.training.batches import order
 from fewshift.lab.training.gather import Sources
-from fewshift.lab.training.recipes import Recipe
-from fewshift.lab.training.schedules import Moment
+from fewshift.lab.training.recipes import Moment, Recipe
 from fewshift.lab.training.trainer import train
 from tests.helpers.networks import make_tiny, same_state, state
 from tests.helpers.training import (

@@ -11,8 +11,7 @@ from fewshift.images import cityscapes
 from fewshift.images.label_files import Encoding
 from fewshift.images.scenes import CITYSCAPES, Pairing
 from fewshift.lab.datasets import street
-from fewshift.lab.datasets.collection import Collection
-from fewshift.lab.datasets.homes import check_count, find_home, no_domain
+from fewshift.lab.datasets.collection import Collection, check_count, find_home, no_domain
 
 
 @dataclass(frozen=True)
@@ -113,10 +112,7 @@ PLACES: dict[str, tuple[ScenePlace, ...]] = {
         ScenePlace("images/{0}", "labels/{0}", TRAIN_IDS, label_end="_train_id"),
         ScenePlace("seg/images/{0}", "seg/labels/{0}", TRAIN_IDS, label_end="_train_id"),
     ),
-    "mapillary": (
-        ScenePlace("{1}/images", "{1}/labels", VISTAS),
-        ScenePlace("{1}/images", "{1}/v1.2/labels", VISTAS),
-    ),
+    "mapillary": (ScenePlace("{1}/images", "{1}/labels", VISTAS), ScenePlace("{1}/images", "{1}/v1.2/labels", VISTAS)),
     "gtav": (ScenePlace("images", "labels", GTAV, names=_listed),),
     "synthia": (
         ScenePlace("RGB", "GT/LABELS", SYNTHIA, names=_listed),

@@ -25,8 +25,7 @@ from fewshift.lab.training.augment import Augment, augmentation, check_augment
 from fewshift.lab.training.batches import Batches, check_batches, count_steps, order, planned_steps, stage
 from fewshift.lab.training.checkpoint import Checkpoint
 from fewshift.lab.training.gather import Sources
-from fewshift.lab.training.recipes import MOMENTUM, Recipe
-from fewshift.lab.training.schedules import SCHEDULES, Moment
+from fewshift.lab.training.recipes import MOMENTUM, SCHEDULES, Moment, Recipe
 
 MOST_BYTES = 4 * 2**30  # of one batch as floats
 
@@ -226,11 +225,7 @@ def _optimizer(trainee: Trainee, recipe: Recipe) -> torch.optim.Optimizer:
     if recipe.optimizer == "adam":
         return torch.optim.Adam(groups, lr=recipe.lr, weight_decay=recipe.weight_decay)
     return torch.optim.SGD(
-        groups,
-        lr=recipe.lr,
-        momentum=MOMENTUM,
-        nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
+        groups, lr=recipe.lr, momentum=MOMENTUM, nesterov=recipe.nesterov, weight_decay=recipe.weight_decay
     )
 
 
