@@ -182,7 +182,8 @@ def scene_folder(
         names, encoding, colours = _painted(table, classes)
     elif where.label_end in CITYSCAPES:
         names, numbers = _matched(cityscapes.CLASSES, classes, str(root))
-        encoding = _renumbered(CITYSCAPES[where.label_end], numbers)
+        ids = CITYSCAPES[where.label_end].values or {}
+        encoding = Encoding({raw: own if own == IGNORE else numbers[own] for raw, own in ids.items()})
         colours = dict(zip(numbers, cityscapes.PALETTE, strict=True))
     elif classes is not None:
         names, encoding, colours = tuple(classes), Encoding.index(len(classes)), {}
@@ -253,13 +254,6 @@ def _matched(own: Sequence[str], classes: Sequence[str] | None, whose: str) -> t
             "give it the network's name, or void"
         )
     return tuple(classes), [known[plain_name(name)] for name in own]
-
-
-def _renumbered(encoding: Encoding, numbers: Sequence[int]) -> Encoding:
-    values = encoding.values or {}
-    return replace(
-        encoding, values={raw: number if number == IGNORE else numbers[number] for raw, number in values.items()}
-    )
 
 
 def _label_files(folder: Path) -> list[Path]:

@@ -90,12 +90,13 @@ def gather(
     _check(collection, images, steps)
     parts = {name: split(collection, name, len(domain), recipe.held_out) for name, domain in images.items()}
     training = READINGS[collection.labels].training(steps, recipe)
-    train = Joined([_decoded(images[name], training, parts[name][0]) for name in images])
+    train = Joined([Decoded(replace(images[name], preprocess=training).subset(parts[name][0])) for name in images])
     check_augment(recipe.augment, collection.labels)  # before images are read, which takes time
     check_batches(train.domains, recipe.batch_size, recipe.domains_per_batch)
     room = _room() if room is None else room
     pool = Pool(train, room, "training images read")
-    validation = [_decoded(images[name], steps, parts[name][1]) for name in images if len(parts[name][1])]
+    held_out = [replace(images[name], preprocess=steps).subset(parts[name][1]) for name in images]
+    validation = [Decoded(domain) for domain in held_out if len(domain)]
     return Sources(
         names=tuple(images),
         classes=tuple(next(iter(images.values())).classes),
@@ -137,10 +138,6 @@ def _check(collection: Collection, images: Mapping[str, Domain | Scenes], steps:
             f"images of {collection.title} are {extent(source.shape[-2:])} pixels, not {steps.resize}: "
             "leave the size out"
         )
-
-
-def _decoded(images: Domain | Scenes, steps: Preprocess, indices: Tensor) -> Decoded:
-    return Decoded(replace(images, preprocess=steps).subset(indices))
 
 
 def _room() -> int:
