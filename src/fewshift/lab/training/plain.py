@@ -17,10 +17,10 @@ from fewshift.models.layers.placement import check_sizes
 
 @dataclass(frozen=True)
 class ERM(Algorithm):
-    """Empirical risk minimisation: the mean loss over all source images, whichever domain they are from.
+    """The mean loss over all source images, whichever domain they are from.
 
-    Vapnik, "Principles of Risk Minimization for Learning Theory", NeurIPS 1991; for source networks as in Gulrajani and
-    Lopez-Paz, "In Search of Lost Domain Generalization", ICLR 2021.
+    Empirical risk minimisation: Vapnik, "Principles of Risk Minimization for Learning Theory", NeurIPS 1991; for source
+    networks as in Gulrajani and Lopez-Paz, "In Search of Lost Domain Generalization", ICLR 2021.
     """
 
     name: ClassVar[str] = "erm"
@@ -29,7 +29,7 @@ class ERM(Algorithm):
 
 @dataclass(frozen=True)
 class IBN(IBNChange, Algorithm):
-    """IBN-Net: instance normalisation in shallow layers, beside BatchNorm.
+    """Plain training of a network with some instance normalisation.
 
     Pan et al., "Two at Once: Enhancing Learning and Generalization Capacities via IBN-Net", ECCV 2018. How an image
     looks is mostly in the moments of shallow features, which instance normalisation takes away; what tells classes
@@ -47,7 +47,7 @@ class IBN(IBNChange, Algorithm):
 
 @dataclass(frozen=True)
 class IterNorm(IterNormChange, Algorithm):
-    """Shallow features whitened by the batch, at test by the running matrix.
+    """Whitens by the batch, at test by the running matrix.
 
     Huang et al., "Iterative Normalization: Beyond Standardization towards Efficient Whitening", CVPR 2019. Where the
     layers stand in the comparison that the paper quotes was never published: here they stand where those of the other
@@ -60,10 +60,10 @@ class IterNorm(IterNormChange, Algorithm):
 
 @dataclass(frozen=True)
 class SwitchableWhitening(SwitchableWhiteningChange, Algorithm):
-    """Shallow features whitened by statistics of batch and image, mixed; how much of each is learned.
+    """Whitens by statistics of batch and image, mixed; short trainings want a decay of less than 0.99.
 
     Pan et al., "Switchable Whitening for Deep Representation Learning", ICCV 2019; placed as in the comparison that the
-    paper quotes (Choi et al., CVPR 2021). Short trainings want a decay of less than 0.99.
+    paper quotes (Choi et al., CVPR 2021). How much of each counts is learned, for means and for covariances apart.
     """
 
     name: ClassVar[str] = "switchable-whitening"

@@ -133,34 +133,27 @@ class Recipe(Settings):
             raise FewshiftError("patience needs images that validate: set held_out above 0")
 
 
-_PACS = Recipe(
-    epochs=150, lr=1e-3, batch_size=128, domains_per_batch=2, augment="enlarge", size=224, squeeze=True
-)  # the cross-domain recipe of MixStyle
-_OFFICE = Recipe(
-    epochs=50, lr=1e-3, augment="enlarge+randaugment", size=224, squeeze=True, held_out=0.0
-)  # all images of the source
-_SCENES = Recipe(
-    epochs=52, lr=0.01, batch_size=16, schedule="poly", augment="scenes", crop=768
-)  # 40,000 steps on GTAV's 12,403 training images
+# the cross-domain recipe of MixStyle
+_PACS = Recipe(epochs=150, lr=1e-3, batch_size=128, domains_per_batch=2, augment="enlarge", size=224, squeeze=True)
+# all images of the source
+_OFFICE = Recipe(epochs=50, lr=1e-3, augment="enlarge+randaugment", size=224, squeeze=True, held_out=0.0)
+# 40,000 steps on GTAV's 12,403 training images
+_SCENES = Recipe(epochs=52, lr=0.01, batch_size=16, schedule="poly", augment="scenes", crop=768)
+# as CSG, but of wide images it sees the middle
+_VISDA = Recipe(
+    epochs=30, lr=1e-5, optimizer="heavy-ball", schedule="warm-poly", head_rate=10.0, augment="randaugment", size=224
+)
+# its images are squeezed in evaluation too
+_IWILDCAM = Recipe(epochs=12, lr=3e-5, batch_size=16, optimizer="adam", weight_decay=0.0, schedule="constant")
 
 PAPER = {
     "pacs": _PACS,
-    "visda": Recipe(
-        epochs=30,
-        lr=1e-5,
-        optimizer="heavy-ball",
-        schedule="warm-poly",
-        head_rate=10.0,
-        augment="randaugment",
-        size=224,
-    ),  # as CSG, but of wide images it sees the middle
+    "visda": _VISDA,
     "office31": _OFFICE,
     "officehome": replace(_OFFICE, batch_size=64),
     "domainnet": replace(_OFFICE, batch_size=64),
     "camelyon17": Recipe(epochs=10, lr=1e-3, weight_decay=0.01, schedule="constant"),
-    "iwildcam": Recipe(
-        epochs=12, lr=3e-5, batch_size=16, optimizer="adam", weight_decay=0.0, schedule="constant"
-    ),  # its images are squeezed in evaluation too
+    "iwildcam": _IWILDCAM,
     "digits": Recipe(
         epochs=12, lr=0.1, batch_size=64, nesterov=True, schedule="one-cycle", augment="shift", held_out=DIGITS_HELD_OUT
     ),
