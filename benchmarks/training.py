@@ -15,8 +15,8 @@ from fewshift import Preprocess
 from fewshift.lab.datasets import digits
 from fewshift.lab.training import ERM
 from fewshift.lab.training.augment import augmentation
+from fewshift.lab.training.batches import Batches, order
 from fewshift.lab.training.gather import ROOM, Sources
-from fewshift.lab.training.order import Batches, order
 from fewshift.lab.training.recipes import Recipe, find_recipe
 from fewshift.lab.training.samples import Joined, Pool
 from fewshift.lab.training.trainer import train

@@ -17,7 +17,8 @@ from torch import nn
 from core import fastest, network, show
 from fewshift.core.labels import IMAGES
 from fewshift.core.normalisation import InstanceBatchNorm, InstanceNorm, IterNormLayer, SwitchableWhiteningLayer
-from fewshift.lab.training import ISW, Batch, Task, algorithm_of
+from fewshift.lab.training import ISW, algorithm_of
+from fewshift.lab.training.algorithm import Batch, Task
 
 APART, TOGETHER = torch.contiguous_format, torch.channels_last
 LAYERS: dict[str, Callable[[int], nn.Module]] = {

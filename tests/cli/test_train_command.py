@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from fewshift.core.labels import PIXELS
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import COLLECTIONS
-from fewshift.lab.training import ALGORITHMS, train_source
+from fewshift.lab.training import ALGORITHMS
 from fewshift.lab.training.checkpoint import Checkpoint
 from fewshift.lab.training.recipes import find_recipe
+from fewshift.lab.training.source import train_source
 from fewshift.models import libraries as models
 from fewshift.models.cards import known_card
 from tests.helpers.networks import make_tiny, same_state

@@ -16,7 +16,7 @@ from torch import nn
 
 import fewshift
 from fewshift.deploy import bulk
-from fewshift.images import scene_folder
+from fewshift.images.scenes import scene_folder
 from fewshift.models.cards import Card, with_card
 from tests.helpers.labeller import CLASSES, STEPS, coarse, forward, labeller, paint, read, snapshot
 from tests.helpers.networks import make_support, make_tiny, same_state, state

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fewshift.errors import FewshiftError
-from fewshift.images import Preprocess
+from fewshift.images.preprocess import Preprocess
 from fewshift.models import libraries as models
 
 NAME = "timm:test_resnet"

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from fewshift.core.losses import IGNORE
-from fewshift.images import Preprocess
+from fewshift.images.preprocess import Preprocess
 
 AS_IS = Preprocess(None, None, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 Array = np.ndarray[Any, Any]

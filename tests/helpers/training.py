@@ -15,7 +15,8 @@ from fewshift.core.randomness import private_randomness
 from fewshift.core.support import Support
 from fewshift.images.scenes import Encoding, Scenes
 from fewshift.lab.datasets import digits
-from fewshift.lab.training import ERM, Batch, Task
+from fewshift.lab.training import ERM
+from fewshift.lab.training.algorithm import Batch, Task
 from fewshift.lab.training.checkpoint import Checkpoint
 from fewshift.lab.training.gather import Sources
 from fewshift.lab.training.recipes import Recipe

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from fewshift.errors import FewshiftError
-from fewshift.images import IMAGENET, image_files, labelled_folder, open_image
+from fewshift.images.folders import image_files, labelled_folder, open_image
+from fewshift.images.preprocess import IMAGENET
 from tests.helpers.pictures import AS_IS, picture, png, save
 
 # --- one image

@@ -13,8 +13,10 @@ from PIL import Image
 
 from fewshift import Support
 from fewshift.errors import FewshiftError
-from fewshift.images import cityscapes, labelled_folder, scene_folder
+from fewshift.images import cityscapes
+from fewshift.images.folders import labelled_folder
 from fewshift.images.inputs import as_labelled, as_support, as_unlabelled
+from fewshift.images.scenes import scene_folder
 from tests.helpers.networks import make_tiny
 from tests.helpers.pictures import AS_IS, pattern, picture, save, save_cityscapes, save_scene
 

@@ -13,9 +13,10 @@ from PIL import Image
 
 from fewshift.core.losses import IGNORE
 from fewshift.errors import FewshiftError
-from fewshift.images import Encoding, cityscapes, scene_folder
+from fewshift.images import cityscapes
 from fewshift.images.label_files import (
     FIRST_COLOURS,
+    Encoding,
     default_palette,
     origin_of,
     overlay,
@@ -26,6 +27,7 @@ from fewshift.images.label_files import (
     write_labels,
     write_palette,
 )
+from fewshift.images.scenes import scene_folder
 from tests.helpers.pictures import AS_IS, Array, by_hand, pattern, save, save_16_bits, save_scene
 
 # --- values and colours

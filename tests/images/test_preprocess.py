@@ -14,7 +14,7 @@ from torch import nn
 
 from fewshift.core.losses import IGNORE
 from fewshift.errors import FewshiftError
-from fewshift.images import IMAGENET, Preprocess
+from fewshift.images.preprocess import IMAGENET, Preprocess
 from tests.helpers.pictures import AS_IS, Array, pattern, picture
 
 SIZES = [(37, 53), (53, 37), (40, 40), (301, 299), (7, 12)]  # width, height

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from fewshift.errors import FewshiftError
-from fewshift.images import cityscapes, scene_folder, scene_layout
+from fewshift.images import cityscapes
+from fewshift.images.scenes import scene_folder, scene_layout
 from tests.helpers.pictures import AS_IS, by_hand, pattern, save, save_cityscapes, save_scene
 
 NAMES = ("road", "sky", "tree")

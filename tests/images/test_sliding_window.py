@@ -128,11 +128,6 @@ def test_what_the_network_takes_is_not_padded_and_what_it_refuses_is_found_out_o
     model = Strict()
     label_map(model, picture(64, 64), window=32)
     assert set(model.sizes) == {(32, 32)}
-    free = context()
-    seen: list[tuple[int, ...]] = []
-    free.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape[2:])))
-    label_map(free, picture(30, 30), window=10, stride=10, pad_to=8)
-    assert seen == [(16, 16)] * 9
 
 
 class Largest(TorchDispatchMode):
@@ -223,7 +218,6 @@ MISTAKES = {
     "too many": (lambda: label_map(pointwise(256), picture(8, 8)), "2 to 255 classes"),
     "classifier": (lambda: label_map(made(nn.Flatten()), picture(8, 8)), "every pixel"),
     "nan": (lambda: label_map(broken(), picture(8, 8)), "NaN"),
-    "padding": (lambda: label_map(context(), picture(8, 8), pad_to=0), "pad_to is 0"),
 }
 
 

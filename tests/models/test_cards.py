@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fewshift.images import Preprocess
+from fewshift.images.preprocess import Preprocess
 from fewshift.lab.training import ALGORITHMS, algorithm_of
 from fewshift.models import libraries as models
 from fewshift.models.cards import Card, known_card, with_card
-from fewshift.models.layers import CHANGES
+from fewshift.models.layers.changes import CHANGES
 from tests.helpers.models import HALF, NAME, SEVEN, card, refused, same
 
 
@@ -110,7 +110,7 @@ def test_a_card_can_name_every_algorithm() -> None:
     ("algorithm", "told"),
     [
         ({"name": "magic"}, r"w\.json: unknown algorithm 'magic': use one of erm"),
-        ({"name": "ibn", "variant": "c"}, r"w\.json: unknown variant 'c'"),
+        ({"name": "ibn", "variant": "c"}, r"w\.json: variant='c' is unknown"),
     ],
 )
 def test_an_algorithm_that_is_not_known_here_is_told(weights: Path, algorithm: object, told: str) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from fewshift.core.randomness import private_randomness
 from fewshift.errors import FewshiftError
-from fewshift.images import IMAGENET, Preprocess
+from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.models import libraries as models
 from fewshift.models.cards import known_card
 from tests.helpers.models import NAME, card, refused, same

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fewshift import cli
 from fewshift.errors import FewshiftError
-from fewshift.images import Preprocess
+from fewshift.images.preprocess import Preprocess
 from fewshift.models import libraries as models
 from fewshift.models import packaged
 from fewshift.models.cards import known_card

@@ -13,7 +13,8 @@ from torch import nn
 
 import fewshift
 from fewshift.core.delta import Delta
-from fewshift.images import labelled_folder, scene_folder
+from fewshift.images.folders import labelled_folder
+from fewshift.images.scenes import scene_folder
 from fewshift.trust.evaluation import PixelEvaluation
 from tests.helpers.labeller import CLASSES, STEPS, forward, labeller, naive_ious, paint, read
 from tests.helpers.networks import make_support, make_tiny, same_state, state

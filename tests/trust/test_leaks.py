@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fewshift import FewshiftError, Preprocess, Support
 from fewshift.core.support import Unlabelled
-from fewshift.images import labelled_folder, scene_folder
+from fewshift.images.folders import labelled_folder
+from fewshift.images.scenes import scene_folder
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.domain import Domain
 from fewshift.trust.leaks import (

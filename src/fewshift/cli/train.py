@@ -16,9 +16,8 @@ from fewshift.cli.options import Json, command
 
 if TYPE_CHECKING:
     from fewshift.lab.training.checkpoint import Checkpoint
-    from fewshift.lab.training.epochs import Epoch
     from fewshift.lab.training.source import SourceTraining
-    from fewshift.lab.training.trainer import Standing
+    from fewshift.lab.training.trainer import Epoch, Standing
 
 RANDOM = "random"  # the word for weights that are not a file
 

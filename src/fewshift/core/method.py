@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar
 
 from torch import nn
 
 from fewshift.core.network import Network
+from fewshift.core.settings import Settings
 from fewshift.core.support import Target
-from fewshift.errors import FewshiftError
-
-WORDS = {
-    int: "a whole number from 0",
-    float: "a number from 0",
-    str: "a word",
-    bool: "true or false",
-    type(None): "none",
-}
 
 
 class Needs(Enum):
@@ -63,7 +54,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Method(abc.ABC):
+class Method(Settings, abc.ABC):
     """A way to adapt. Concrete methods are frozen dataclasses that define `fit` and the class variables."""
 
     name: ClassVar[str]
@@ -85,37 +76,8 @@ class Method(abc.ABC):
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """The predictor together with its diagnostics."""
 
-    def __post_init__(self) -> None:
-        """Every field has the kind of value its annotation says, and no number is negative or NaN."""
-        for name, kinds in _kinds(type(self)).items():
-            value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            fits = type(value) in kinds or (float in kinds and number)
-            if not fits or (number and not 0 <= value < float("inf")):
-                words = " or ".join(WORDS[kind] for kind in kinds)
-                raise FewshiftError(f"{name}={value!r} does not fit {self.name}: give {words}")
-        self.check()
-
-    def check(self) -> None:  # noqa: B027  (most methods have nothing to add)
-        """What only this method knows about its fields; raises a FewshiftError."""
-
-    def at_least(self, **least: int) -> None:
-        """One sentence when a field is smaller than it can be."""
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise FewshiftError(f"{name}={value} is too small: give at least {smallest}")
-
-    def one_of(self, **allowed: tuple[object, ...]) -> None:
-        """One sentence when a field is none of the values it can have."""
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                choices = ", ".join(map(str, values))
-                raise FewshiftError(f"{name}={getattr(self, name)!r} is unknown: choose one of {choices}")
-
-    def settings(self) -> dict[str, Any]:
-        """The fields, ready for JSON: `type(self)(**settings)` is the same method."""
-        return asdict(self)
+    def _misfit(self) -> str:
+        return f"does not fit {self.name}"
 
 
 @dataclass(frozen=True)
@@ -134,10 +96,3 @@ class Composite(Method):
         """The preferred candidate: without held-out images there is nothing to choose by."""
         network = Network.of(network, target.some_images(self.name, "support images"))
         return self.fits(network, target, seed)(self.candidates(network, target)[0])
-
-
-@cache
-def _kinds(method: type[Method]) -> dict[str, tuple[type, ...]]:
-    """The types that each field may have."""
-    hints = get_type_hints(method)
-    return {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(method)}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from typing import Any, get_args, get_type_hints
 
-from fewshift.core.method import WORDS
 from fewshift.errors import FewshiftError
+
+WORDS = {
+    int: "a whole number from 0",
+    float: "a number from 0",
+    str: "a word",
+    bool: "true or false",
+    type(None): "none",
+}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Recipes and algorithms: every field has the kind of value its annotation says, and no number is negative."""
+    """Methods, recipes and algorithms: each field has the type of its annotation, and no number is negative or NaN."""
 
     def __post_init__(self) -> None:
         for name, kinds in kinds_of(type(self)).items():
@@ -21,7 +29,7 @@ class Settings:
             fits = type(value) in kinds or (float in kinds and number)
             if not fits or (number and not 0 <= value < inf):
                 words = " or ".join(WORDS[kind] for kind in kinds)
-                raise FewshiftError(f"{name}={value!r} cannot be: give {words}")
+                raise FewshiftError(f"{name}={value!r} {self._misfit()}: give {words}")
         self.check()
 
     def check(self) -> None:
@@ -29,22 +37,26 @@ class Settings:
 
     def at_least(self, **least: int) -> None:
         """Raise one sentence when a field is smaller than it can be."""
-        for name, value in least.items():
-            if (own := getattr(self, name)) is not None and own < value:
-                raise FewshiftError(f"{name}={own} is too small: give at least {value}")
+        for name, smallest in least.items():
+            if (value := getattr(self, name)) is not None and value < smallest:
+                raise FewshiftError(f"{name}={value} is too small: give at least {smallest}")
 
-    def one_of(self, **tables: Any) -> None:
-        """Raise one sentence when a field is a word that its table does not have."""
-        for name, table in tables.items():
-            if getattr(self, name) not in table:
-                raise FewshiftError(f"unknown {name} {getattr(self, name)!r}: use one of {', '.join(table)}")
+    def one_of(self, **allowed: Iterable[object]) -> None:
+        """Raise one sentence when a field is none of the values it can have."""
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                choices = ", ".join(map(str, values))
+                raise FewshiftError(f"{name}={getattr(self, name)!r} is unknown: choose one of {choices}")
 
     def settings(self) -> dict[str, Any]:
         """The fields, ready for JSON: `type(self)(**settings)` is the same value."""
         return asdict(self)
 
+    def _misfit(self) -> str:
+        return "cannot be"
 
-def kinds_of(of: type[Settings]) -> dict[str, tuple[type, ...]]:
+
+def kinds_of(settings: type[Any]) -> dict[str, tuple[type, ...]]:
     """The types that each field may have."""
-    hints = get_type_hints(of)
-    return {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(of)}
+    hints = get_type_hints(settings)
+    return {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(settings)}

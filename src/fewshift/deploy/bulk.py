@@ -214,12 +214,7 @@ class _PixelRun:
     stride: Size | None
 
     def label(
-        self,
-        files: Sequence[Path],
-        targets: Sequence[Mapping[str, Path]],
-        folder: Path,
-        resume: bool,
-        overwrite: bool,
+        self, files: Sequence[Path], targets: Sequence[Mapping[str, Path]], folder: Path, resume: bool, overwrite: bool
     ) -> PixelPredictions:
         """Write a label map and an overlay for each image; images that cannot be read are listed."""
         run = self.fingerprint()

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fewshift.core.labels import IMAGES, Labels
+from fewshift.core.labels import IMAGES, Labels, extent
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess, in_mode, opened
 
@@ -78,9 +78,9 @@ class ImageFolder:
         images = [image for image, _ in (self[index] for index in range(len(self)))]
         for file, image in zip(self.files, images, strict=True):
             if image.shape != images[0].shape:
+                first, other = (extent(shape[-2:]) for shape in (images[0].shape, image.shape))
                 raise FewshiftError(
-                    f"{self.files[0]} is {_extent(images[0])} pixels and {file} is {_extent(image)}: "
-                    "give a crop size to make them equal"
+                    f"{self.files[0]} is {first} pixels and {file} is {other}: give a crop size to make them equal"
                 )
         return torch.stack(images), torch.tensor(self.labels)
 
@@ -134,10 +134,6 @@ def is_hidden(path: Path, root: Path) -> bool:
 
 def _suffixes() -> str:
     return " ".join(sorted(IMAGE_SUFFIXES))
-
-
-def _extent(image: Tensor) -> str:
-    return f"{image.shape[-1]}x{image.shape[-2]}"
 
 
 def some(things: Sequence[Any], most: int = 20) -> str:

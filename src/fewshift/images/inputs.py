@@ -129,7 +129,10 @@ def _drawn(labelled: Labelled, shots: int, seed: int) -> Tensor:
 def _from_dataset(source: Any, preprocess: Steps, classes: tuple[str, ...] | None) -> Support:
     """A support set from a dataset of (image, label) pairs, or from a list of images and one of labels."""
     if _is_columns(source):
-        source = _pairs(*source)
+        images, labels = source
+        if len(images) != len(labels):
+            raise FewshiftError(f"there are {len(images)} images and {len(labels)} labels: give one for each")
+        source = list(zip(images, labels, strict=True))
     try:
         pairs = [source[index] for index in range(len(source))]
         pixels = any(_is_map(pair[1]) for pair in pairs)
@@ -263,12 +266,6 @@ def _is_columns(source: Any) -> bool:
         return False
     images, labels = ([_dimensions(entry) for entry in column] for column in source)
     return min(images) > max(labels)
-
-
-def _pairs(images: Sequence[Any], labels: Sequence[Any]) -> list[tuple[Any, Any]]:
-    if len(images) != len(labels):
-        raise FewshiftError(f"there are {len(images)} images and {len(labels)} labels: give one for each")
-    return list(zip(images, labels, strict=True))
 
 
 def _dimensions(thing: Any) -> int:

@@ -107,7 +107,8 @@ class Preprocess:
         """The resized and cropped image: images and labels share this geometry."""
         if self.resize is not None:
             size = (self.resize, self.resize) if self.squeeze else _scaled(image, self.resize, self.side)
-            image = _resized(image, size, resample)
+            # Pillow's filters widen with the scale, hence no aliasing
+            image = image if image.size == size else image.resize(size, resample)
         return image if self.crop is None else _centre(image, self.crop, outside)
 
     def normalise(self, pixels: Tensor) -> Tensor:
@@ -126,9 +127,9 @@ class Preprocess:
         if unknown := sorted(set(data) - set(known)):
             raise FewshiftError(f"unknown preprocessing {', '.join(map(repr, unknown))}: use only {', '.join(known)}")
         try:
-            sizes = {name: _size(data.get(name)) for name in ("resize", "crop")}
+            sizes = {name: _exactly(data.get(name), int, type(None)) for name in ("resize", "crop")}
             mean, std = (tuple(float(value) for value in data[name]) for name in ("mean", "std"))
-            squeeze = _yes_or_no(data.get("squeeze", False))
+            squeeze = _exactly(data.get("squeeze", False), bool)
         except (KeyError, TypeError, ValueError) as error:
             raise FewshiftError(
                 f"preprocessing {dict(data)} cannot be read: give mean and std as lists of numbers, "
@@ -200,11 +201,6 @@ def _scaled(image: Image.Image, size: int, side: str) -> tuple[int, int]:
     return width, height
 
 
-def _resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampling) -> Image.Image:
-    # Pillow's filters widen with the scale, hence no aliasing
-    return image if image.size == size else image.resize(size, resample)
-
-
 def _centre(image: Image.Image, size: int, outside: int) -> Image.Image:
     """The middle `size` x `size` pixels; pixels outside the image have the value `outside`."""
     # rounding is torchvision's: half to even when it cuts, the larger half right and below when it pads
@@ -214,13 +210,7 @@ def _centre(image: Image.Image, size: int, outside: int) -> Image.Image:
     return canvas
 
 
-def _size(value: Any) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise TypeError(value)
-
-
-def _yes_or_no(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise TypeError(value)
+def _exactly(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise TypeError(value)
+    return value

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags
 from torch import Tensor
 
 from fewshift.core.labels import PIXELS, Labels
@@ -77,19 +77,15 @@ class Scenes:
         with opened(self.label_files[index]) as image:
             return image.size
 
-    def original(self, index: int) -> Image.Image:
-        """One image as it was taken, in colour."""
-        return open_image(self.files[index], "RGB")
-
     def subset(self, indices: Tensor | Sequence[int]) -> Scenes:
         """The scenes at `indices`, in that order, with the same classes."""
-        chosen = _positions(indices).tolist()
+        chosen = positions(indices).tolist()
         files, label_files = (tuple(paths[at] for at in chosen) for paths in (self.files, self.label_files))
         return replace(self, files=files, label_files=label_files)
 
     def without(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The indices left for evaluation when those at `indices` are the support."""
-        return others(_positions(indices), len(self))
+        return others(positions(indices), len(self))
 
 
 def draw_scenes(total: int, shots: int, seed: int) -> Tensor:
@@ -115,7 +111,8 @@ def _is_turned(file: Path) -> bool:
         return bool(image.getexif().get(ExifTags.Base.Orientation, 1) > 1)
 
 
-def _positions(indices: Tensor | Sequence[int]) -> Tensor:
+def positions(indices: Tensor | Sequence[int]) -> Tensor:
+    """Indices as a tensor; a mask is an error."""
     if isinstance(indices, Tensor) and indices.dtype == torch.bool:
         raise FewshiftError("indices are a mask: give the positions of its true values")
     return torch.as_tensor(indices, dtype=torch.long)
@@ -185,7 +182,8 @@ def scene_folder(
         names, encoding, colours = _painted(table, classes)
     elif where.label_end in CITYSCAPES:
         names, numbers = _matched(cityscapes.CLASSES, classes, str(root))
-        encoding = _renumbered(CITYSCAPES[where.label_end], numbers)
+        ids = CITYSCAPES[where.label_end].values or {}
+        encoding = Encoding({raw: own if own == IGNORE else numbers[own] for raw, own in ids.items()})
         colours = dict(zip(numbers, cityscapes.PALETTE, strict=True))
     elif classes is not None:
         names, encoding, colours = tuple(classes), Encoding.index(len(classes)), {}
@@ -256,13 +254,6 @@ def _matched(own: Sequence[str], classes: Sequence[str] | None, whose: str) -> t
             "give it the network's name, or void"
         )
     return tuple(classes), [known[plain_name(name)] for name in own]
-
-
-def _renumbered(encoding: Encoding, numbers: Sequence[int]) -> Encoding:
-    values = encoding.values or {}
-    return replace(
-        encoding, values={raw: number if number == IGNORE else numbers[number] for raw, number in values.items()}
-    )
 
 
 def _label_files(folder: Path) -> list[Path]:

@@ -34,14 +34,7 @@ class LabelMap:
     confidence: Tensor  # (H, W), float32
 
 
-def label_map(
-    model: nn.Module,
-    image: Tensor,
-    *,
-    window: Size | None = None,
-    stride: Size | None = None,
-    pad_to: int | None = None,
-) -> LabelMap:
+def label_map(model: nn.Module, image: Tensor, *, window: Size | None = None, stride: Size | None = None) -> LabelMap:
     """Label a preprocessed image (channels, H, W), whole or through windows that overlap.
 
     A window is cut to the image. The stride is two thirds of the window by default, and the last window of a row or
@@ -49,17 +42,16 @@ def label_map(
     probabilities are averaged, not logits: logits have no common zero and scale, so one window could outvote the
     others, while with probabilities each has one vote.
 
-    If a network refuses the size, as some want multiples of 32, the last row and column are repeated up to a multiple;
-    `pad_to` does so from the start.
+    If a network refuses the size, as some want multiples of 32, the last row and column are repeated up to a multiple.
     """
-    _check(image, pad_to)
+    _check(image)
     network = evaluating(model)
     picture = like(network, image)
     tops, lefts, (height, width) = _grid(image, window, stride)
     over_rows, over_columns = _covered(image, 1, tops, height), _covered(image, 2, lefts, width)
     labels = image.new_empty(image.shape[1:], dtype=torch.uint8)
     confidence = torch.empty_like(labels, dtype=torch.float32)
-    multiples: Sequence[int] = MULTIPLES if pad_to is None else (pad_to,)
+    multiples: Sequence[int] = MULTIPLES
     canvas = picture.new_empty(0)
     for top, end in zip(tops, [*tops[1:], image.shape[1]], strict=True):
         for left in lefts:
@@ -103,31 +95,23 @@ def evaluating(model: nn.Module) -> nn.Module:
     return structural_copy(model) if any(module.training for module in model.modules()) else model
 
 
-def _check(image: Tensor, pad_to: int | None = None) -> None:
+def _check(image: Tensor) -> None:
     if image.ndim != 3 or not image.is_floating_point():
         kind = str(image.dtype).removeprefix("torch.")
         raise FewshiftError(
             f"the image is {kind} of shape {tuple(image.shape)}: give one preprocessed image (channels, height, width)"
         )
-    if pad_to is not None and pad_to < 1:
-        raise FewshiftError(f"pad_to is {pad_to}: give a whole number of pixels from 1")
 
 
-def _within(image: Tensor, window: Size | None) -> tuple[int, int]:
-    """The window's height and width, cut to the image."""
+def _grid(image: Tensor, window: Size | None, stride: Size | None) -> tuple[list[int], list[int], tuple[int, int]]:
+    """The first rows and the first columns of windows, and their size, cut to the image."""
+    if stride is not None and window is None:
+        raise FewshiftError(f"stride {stride} without a window: give the window's size too")
     rows, columns = image.shape[1:]
     asked = (rows, columns) if window is None else _pair(window)
     if min(asked) < 1:
         raise FewshiftError(f"a window of {asked[0]} x {asked[1]} pixels is empty: give at least 1")
-    return min(asked[0], rows), min(asked[1], columns)
-
-
-def _grid(image: Tensor, window: Size | None, stride: Size | None) -> tuple[list[int], list[int], tuple[int, int]]:
-    """The first rows and the first columns of windows, and their size."""
-    if stride is not None and window is None:
-        raise FewshiftError(f"stride {stride} without a window: give the window's size too")
-    extent = _within(image, window)
-    asked = extent if window is None else _pair(window)
+    extent = min(asked[0], rows), min(asked[1], columns)
     steps = tuple(max(1, 2 * side // 3) for side in asked) if stride is None else _pair(stride)
     for side, step in zip(asked, steps, strict=True):
         if not 1 <= step <= side:

@@ -85,11 +85,7 @@ MORE = (
     Plan(Tent(optimizer="sgd"), settings="optimizer=sgd"),
     *(
         Plan(METHODS[name](**settings), settings=", ".join(f"{key}={value}" for key, value in settings.items()))
-        for name, settings in {
-            "shot": {},
-            "sfda": {"steps": 500},
-            "sdda": {"epochs": 20, "start_epoch": 10},
-        }.items()
+        for name, settings in {"shot": {}, "sfda": {"steps": 500}, "sdda": {"epochs": 20, "start_epoch": 10}}.items()
     ),
 )
 

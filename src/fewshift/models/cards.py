@@ -19,7 +19,7 @@ from torch import nn
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.models import packaged
-from fewshift.models.layers import change_of
+from fewshift.models.layers.changes import change_of
 
 ATTRIBUTE = "fewshift_card"
 DIGITS = "digits"  # the one network that is our own

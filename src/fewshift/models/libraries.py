@@ -23,8 +23,7 @@ from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.models import packaged
 from fewshift.models.cards import DIGITS, Card, card_of, known_card, timm_steps, with_card
-from fewshift.models.layers import change_of
-from fewshift.models.layers.changes import LayerChange
+from fewshift.models.layers.changes import LayerChange, change_of
 from fewshift.models.weights import class_count, load_all, read_bytes, read_file
 
 RANDOM = "random"
@@ -233,20 +232,11 @@ def _factory(name: str) -> Construction:
     )
 
 
-def _timm_names() -> list[str]:
-    import timm
-
-    return list(timm.list_models())
-
-
-def _torchvision_names() -> list[str]:
-    from torchvision import models
-
-    return list(models.list_models())
-
-
 LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp}
-LISTS = {"timm": _timm_names, "torchvision": _torchvision_names}
+LISTS = {  # imported when they are asked for
+    "timm": lambda: importlib.import_module("timm").list_models(),
+    "torchvision": lambda: importlib.import_module("torchvision.models").list_models(),
+}
 
 
 def _with_values(**options: int | None) -> dict[str, int]:

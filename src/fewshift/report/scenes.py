@@ -19,9 +19,9 @@ from fewshift.core.losses import IGNORE
 from fewshift.core.metrics import mean_iou
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
-from fewshift.images import Preprocess
 from fewshift.images.cityscapes import RGB
 from fewshift.images.label_files import BLACK, Palette, colour_table, indexed, palette_of
+from fewshift.images.preprocess import Preprocess
 from fewshift.images.sliding_window import label_map
 from fewshift.report.render import rendered
 from fewshift.trust.evaluation import PixelEvaluation, Sizes

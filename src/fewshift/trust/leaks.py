@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
-from fewshift.images import image_files, open_image
+from fewshift.images.folders import image_files, open_image
 from fewshift.images.inputs import Steps, images_below
 from fewshift.images.preprocess import Preprocess, in_mode
 

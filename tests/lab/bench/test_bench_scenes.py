@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.metrics import jaccard_score
 
 from fewshift import LCCS, FewshiftError, Support, Target
-from fewshift.images import Preprocess
+from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes, scene_folder
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition

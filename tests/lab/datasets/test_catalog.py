@@ -18,16 +18,16 @@ from PIL import Image
 from fewshift.core.labels import PIXELS
 from fewshift.core.support import draw_support
 from fewshift.errors import FewshiftError
-from fewshift.images import Preprocess, open_image
+from fewshift.images.folders import open_image
+from fewshift.images.preprocess import Preprocess
 from fewshift.lab.bench import materials
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets import domain as domains
 from fewshift.lab.datasets.catalog import COLLECTIONS, describe
-from fewshift.lab.datasets.collection import Collection
+from fewshift.lab.datasets.collection import Collection, data_root
 from fewshift.lab.datasets.copies import from_list, load_domain, load_scenes
 from fewshift.lab.datasets.domain import Domain
-from fewshift.lab.datasets.homes import data_root
 from fewshift.models.cards import Card, with_card
 
 SMALL = Preprocess(resize=8, crop=6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))

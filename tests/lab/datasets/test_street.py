@@ -13,7 +13,8 @@ from scipy.io import savemat
 
 from fewshift.core.losses import IGNORE
 from fewshift.errors import FewshiftError
-from fewshift.images import Scenes
+from fewshift.images import cityscapes
+from fewshift.images.scenes import Scenes
 from fewshift.lab.datasets import street
 from fewshift.lab.datasets.catalog import COLLECTIONS, Collection, describe
 from fewshift.lab.datasets.copies import load_domain, load_scenes
@@ -36,15 +37,15 @@ def small(name: str) -> Collection:
 
 def test_the_label_maps_are_the_published_ones() -> None:
     # road, sidewalk, wall, traffic light, rider, train, bicycle of each
-    assert [street.CITYSCAPES_IDS[it] for it in (7, 8, 12, 19, 25, 31, 33)] == [0, 1, 3, 6, 12, 16, 18]
+    assert [cityscapes.CITYSCAPES_IDS[it] for it in (7, 8, 12, 19, 25, 31, 33)] == [0, 1, 3, 6, 12, 16, 18]
     assert [street.SYNTHIA_IDS[it] for it in (3, 4, 21, 15, 17, 20, 11)] == [0, 1, 3, 6, 12, 16, 18]
     assert [street.MAPILLARY_IDS[it] for it in (13, 15, 6, 48, 20, 58, 52)] == [0, 1, 3, 6, 12, 16, 18]
-    for ids, count in ((street.CITYSCAPES_IDS, 34), (street.SYNTHIA_IDS, 23), (street.MAPILLARY_IDS, 66)):
+    for ids, count in ((cityscapes.CITYSCAPES_IDS, 34), (street.SYNTHIA_IDS, 23), (street.MAPILLARY_IDS, 66)):
         assert list(ids) == list(range(count))
         assert set(ids.values()) == {*range(19), IGNORE}
     assert len(street.CAMVID_COLOURS) == 32
     assert set(street.CAMVID_COLOURS.values()) == {*range(11), IGNORE}
-    assert [len(it) for it in (street.CLASSES, street.PALETTE, street.CAMVID_CLASSES)] == [19, 19, 11]
+    assert [len(it) for it in (cityscapes.CLASSES, cityscapes.PALETTE, street.CAMVID_CLASSES)] == [19, 19, 11]
 
 
 def check(scenes: Scenes, numbers: Array, count: int = 1) -> None:
@@ -53,7 +54,9 @@ def check(scenes: Scenes, numbers: Array, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize("above", [("", ""), ("leftImg8bit_trainvaltest/", "gtFine_trainvaltest/")])
-@pytest.mark.parametrize(("kind", "ids"), [("labelIds", street.CITYSCAPES_IDS), ("labelTrainIds", street.TRAIN_IDS)])
+@pytest.mark.parametrize(
+    ("kind", "ids"), [("labelIds", cityscapes.CITYSCAPES_IDS), ("labelTrainIds", cityscapes.TRAIN_IDS)]
+)
 def test_cityscapes_is_read(tmp_path: Path, above: tuple[str, str], kind: str, ids: Mapping[int, int]) -> None:
     stored = save_cityscapes(tmp_path / "Cityscapes", kind, above)
     for domain in ("train", "val"):
@@ -110,10 +113,10 @@ def test_gtav_is_read_by_its_split(tmp_path: Path, split: str) -> None:
         (tmp_path / "gtav" / split).write_text("00022.png\n00023\n\n")
     scenes = load_scenes(small("gtav"), "val", tmp_path, AS_IS)
     assert [file.stem for file in scenes.files] == ["00022", "00023"]
-    check(scenes, by_hand(stored, street.CITYSCAPES_IDS), count=2)
-    colours = np.array([(20, 20, 20), *street.PALETTE], np.uint8)[pattern(12, 15, classes=20)]
+    check(scenes, by_hand(stored, cityscapes.CITYSCAPES_IDS), count=2)
+    colours = np.array([(20, 20, 20), *cityscapes.PALETTE], np.uint8)[pattern(12, 15, classes=20)]
     save(tmp_path / "gtav" / "labels" / "00022.png", colours)
-    known = {colour: number for number, colour in enumerate(street.PALETTE)}
+    known = {colour: number for number, colour in enumerate(cityscapes.PALETTE)}
     check(scenes, by_hand(colours, known), count=2)
     with pytest.raises(FewshiftError, match=r"'val' of GTAV has 2 images in .*, 6,382 expected"):
         load_scenes("gtav", "val", tmp_path)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fewshift import FewshiftError
-from fewshift.lab.training import ALGORITHMS, Algorithm, Batch, Task, Trainee
+from fewshift.lab.training import ALGORITHMS
+from fewshift.lab.training.algorithm import Algorithm, Batch, Task, Trainee
 from fewshift.lab.training.gather import Sources
 from fewshift.lab.training.recipes import Recipe
 from tests.helpers.networks import make_tiny, same_state, state

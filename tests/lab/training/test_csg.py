@@ -17,12 +17,12 @@ from fewshift import FewshiftError, Network
 from fewshift.core.labels import IMAGES
 from fewshift.core.randomness import private_randomness
 from fewshift.lab.datasets import digits
-from fewshift.lab.training import CSG, ERM, Batch, Task
+from fewshift.lab.training import CSG, ERM
+from fewshift.lab.training.algorithm import Batch, Task
+from fewshift.lab.training.batches import order
 from fewshift.lab.training.csg import Contrast, Contrasting, attention, contrast_logits, pooled
-from fewshift.lab.training.order import order
-from fewshift.lab.training.recipes import PAPER, Recipe
+from fewshift.lab.training.recipes import PAPER, SCHEDULES, Moment, Recipe
 from fewshift.lab.training.samples import Pool
-from fewshift.lab.training.schedules import SCHEDULES, Moment
 from fewshift.lab.training.trainer import Trained, train
 from tests.helpers.networks import make_tiny, same_state, state
 from tests.helpers.training import (

@@ -23,6 +23,7 @@ from fewshift.core.normalisation import InstanceBatchNorm, InstanceNorm
 from fewshift.lab.training import ALGORITHMS, algorithm_of
 from fewshift.lab.training.trainer import train
 from fewshift.methods.catalog import METHODS
+from fewshift.models import libraries
 from fewshift.models.layers.placement import normalise_at
 from tests.helpers.networks import make_support, same_state, state, unsettle
 from tests.helpers.training import (
@@ -161,7 +162,7 @@ def test_libraries_resnets_are_known_by_name(name, case):
     if name.startswith("smp"):
         pytest.importorskip("segmentation_models_pytorch")
     with torch.device("meta"):
-        model = fewshift.models.libraries.load(name, "random", classes=list("abc"))
+        model = libraries.load(name, "random", classes=list("abc"))
         count = sum(map(is_batchnorm, model.modules()))
         modified(case, model)
         expected = {"ibn a": count, "ibn b": count - 1, "isw": count - 1}[case]
@@ -213,7 +214,7 @@ def test_places_that_cannot_be_are_one_sentence(case, model, settings, sentence)
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("ibn", {"variant": "c"}, "unknown variant 'c': use one of a, b"),
+        ("ibn", {"variant": "c"}, "variant='c' is unknown: choose one of a, b"),
         ("ibn", {"variant": "a", "share": 1.0}, r"share=1.0 leaves one side empty: give a number between 0 and 1"),
         ("ibn", {"share": 0.25}, "share is of variant a, and variant b normalises all channels: leave it out"),
         ("iternorm", {"group": 0}, "group=0 is too small: give at least 1"),

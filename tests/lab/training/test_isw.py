@@ -18,7 +18,8 @@ from fewshift import FewshiftError
 from fewshift.core.labels import IMAGES
 from fewshift.core.normalisation import InstanceNorm
 from fewshift.lab.datasets.catalog import find_collection
-from fewshift.lab.training import ISW, Algorithm, Task, Trainee, algorithm_of, isw
+from fewshift.lab.training import ISW, algorithm_of, isw
+from fewshift.lab.training.algorithm import Algorithm, Task, Trainee
 from fewshift.lab.training.augment import photometric
 from fewshift.lab.training.gather import evaluation_steps, gather
 from fewshift.lab.training.isw import covariances, selective_loss, sensitive, style_variances, top_of_lowest

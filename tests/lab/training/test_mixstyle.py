@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fewshift import FewshiftError
 from fewshift.core.randomness import private_randomness
 from fewshift.lab.datasets import digits
-from fewshift.lab.training import ERM, Batch, MixStyle, mixstyle
+from fewshift.lab.training import ERM, MixStyle, mixstyle
+from fewshift.lab.training.algorithm import Batch
 from fewshift.lab.training.mixstyle import PARTNERS, anyone, mixed, of_another_domain
 from fewshift.lab.training.recipes import PAPER
 from fewshift.lab.training.trainer import Trained, train
@@ -302,7 +303,7 @@ def test_other_networks_are_trained_by_naming_their_layers():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"mix": "cross"}, "unknown mix 'cross': use one of random, crossdomain"),
+        ({"mix": "cross"}, "mix='cross' is unknown: choose one of random, crossdomain"),
         ({"probability": 1.5}, "probability=1.5 is no share: give a number from 0 to 1"),
         ({"alpha": 0.0}, "alpha=0 is no Beta distribution: give a number above 0"),
         ({"alpha": -1.0}, "alpha=-1.0 cannot be: give a number from 0"),

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from fewshift import FewshiftError
 from fewshift.core.labels import IMAGES, PIXELS
 from fewshift.lab.datasets.catalog import find_collection
-from fewshift.lab.training import ERM, Task
-from fewshift.lab.training.batches import by_domain, check_batches, shuffled
-from fewshift.lab.training.order import order
-from fewshift.lab.training.recipes import OFFICIAL, PAPER, RECIPES, find_recipe
-from fewshift.lab.training.schedules import SCHEDULES, Moment
+from fewshift.lab.training import ERM
+from fewshift.lab.training.algorithm import Task
+from fewshift.lab.training.batches import by_domain, check_batches, order, shuffled
+from fewshift.lab.training.recipes import OFFICIAL, PAPER, RECIPES, SCHEDULES, Moment, find_recipe
 from fewshift.lab.training.trainer import train
 from tests.helpers.networks import make_tiny
 from tests.helpers.training import (
@@ -106,7 +105,7 @@ def test_an_order_follows_from_seed_and_epoch():
         ({"batch_size": 8, "accumulate": 5}, "5 parts of a batch of 8 leave single images"),
         ({"lr": -1.0}, "lr=-1.0 cannot be: give a number from 0"),
         ({"lr": "fast"}, "lr='fast' cannot be: give a number from 0"),
-        ({"schedule": "steps"}, "unknown schedule 'steps': use one of constant, cosine, poly, one-cycle"),
+        ({"schedule": "steps"}, "schedule='steps' is unknown: choose one of constant, cosine, poly, one-cycle"),
         ({"held_out": 1.0}, "held_out=1.0 is no share: give a number from 0 to below 1"),
         ({"patience": 2, "held_out": 0.0}, "patience needs images that validate: set held_out above 0"),
         ({"optimizer": "heavy-ball"}, "nesterov is not for heavy-ball"),

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fewshift import FewshiftError
 from fewshift.core.labels import IMAGES
-from fewshift.lab.training import ERM, Task, Trainee, trainer
+from fewshift.lab.training import ERM, trainer
+from fewshift.lab.training.algorithm import Task, Trainee
+from fewshift.lab.training.batches import order
 from fewshift.lab.training.gather import Sources
-from fewshift.lab.training.order import order
-from fewshift.lab.training.recipes import Recipe
-from fewshift.lab.training.schedules import Moment
+from fewshift.lab.training.recipes import Moment, Recipe
 from fewshift.lab.training.trainer import train
 from tests.helpers.networks import make_tiny, same_state, state
 from tests.helpers.training import (

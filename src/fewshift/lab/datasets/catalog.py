@@ -7,6 +7,7 @@ from typing import Any
 
 from fewshift.core.labels import PIXELS
 from fewshift.errors import FewshiftError
+from fewshift.images import cityscapes
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.lab.datasets import digits, street
 from fewshift.lab.datasets.collection import Collection
@@ -60,9 +61,9 @@ def _street(**facts: Any) -> Collection:
     """A data set of street scenes with the 19 classes of Cityscapes; `facts` add to what they share, or replace it."""
     shared: dict[str, Any] = {
         "targets": ("val",),
-        "classes": street.CLASSES,
+        "classes": cityscapes.CLASSES,
         "labels": PIXELS,
-        "palette": street.PALETTE,
+        "palette": cityscapes.PALETTE,
         "metric": "mean_iou",
         "preprocess": WHOLE,
         "recipe": ISW,
@@ -79,12 +80,10 @@ _DESCRIBED = (
         targets=("art_painting", "cartoon", "photo", "sketch"),
         split=ONE_LEFT_OUT,
         classes=_words("dog elephant giraffe guitar horse house person"),
-        metric="accuracy",
         preprocess=STANDARD,
         recipe=f"ResNet-18 from ImageNet, train lists of the three other domains, 150 epochs of 2 x 64 images, {ERM}",
         licence="none stated; for research",
         where="get the images from the page of 'Deeper, Broader and Artier Domain Generalization' (Li et al. 2017)",
-        layout="folders",
         counts={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
         class_counts={
             "art_painting": (379, 255, 285, 184, 201, 295, 449),
@@ -107,7 +106,6 @@ _DESCRIBED = (
         recipe="ResNet-101, the checkpoint published with CSG (contrastive syn-to-real generalisation)",
         licence="none stated; for research, the real images are from COCO under Flickr's terms",
         where="get train.tar and validation.tar of the classification track from the VisDA-2017 challenge page",
-        layout="folders",
         counts={"train": 152_397, "validation": 55_388},
         folders=("visda2017", "visda17", "visda-c"),
     ),
@@ -127,7 +125,6 @@ _DESCRIBED = (
         recipe=f"ResNet-50 from ImageNet, all of the source domain, 50 epochs of batches of 32, {ERM}, RandAugment",
         licence="none stated; for research",
         where="get the images from the page of 'Adapting Visual Category Models to New Domains' (Saenko et al. 2010)",
-        layout="folders",
         counts={"amazon": 2817, "dslr": 498, "webcam": 795},
         folders=("office", "domain_adaptation_images"),
     ),
@@ -144,12 +141,10 @@ _DESCRIBED = (
             "Pan Paper_Clip Pen Pencil Postit_Notes Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver "
             "Shelf Sink Sneakers Soda Speaker Spoon TV Table Telephone ToothBrush Toys Trash_Can Webcam"
         ),
-        metric="accuracy",
         preprocess=STANDARD,
         recipe=f"ResNet-50 from ImageNet, all of the source domain, 50 epochs of batches of 64, {ERM}, RandAugment",
         licence="for non-commercial research and teaching",
         where="get the images from the Office-Home page of 'Deep Hashing Network' (Venkateswara et al. 2017)",
-        layout="folders",
         counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         folders=("OfficeHomeDataset_10072016",),
     ),
@@ -160,7 +155,6 @@ _DESCRIBED = (
         targets=("hospital2",),
         split="hospitals 0, 3 and 4 train, 1 validates, 2 is the test hospital: all its patches, less the support",
         classes=("normal", "tumor"),
-        metric="accuracy",
         preprocess=replace(IMAGENET, resize=96, crop=96),
         recipe="DenseNet-121 from scratch, published by WILDS for 10 seeds: SGD, rate 1e-3, no augmentation",
         licence="CC0 1.0",
@@ -196,7 +190,6 @@ _DESCRIBED = (
         split=PAIRS,
         classes=(),
         unnamed=345,
-        metric="accuracy",
         preprocess=STANDARD,
         recipe=f"not in the paper; as for Office-Home: ResNet-50 from ImageNet, one source domain, {ERM}, RandAugment",
         licence="for non-commercial research",
@@ -220,7 +213,6 @@ _DESCRIBED = (
         split="from either, where 4,000 of 5,000 MNIST digits or 1,437 of 1,797 of UCI train, to the other: all its "
         "digits, less the support",
         classes=tuple(str(digit) for digit in range(10)),
-        metric="accuracy",
         preprocess=digits.PREPROCESS,
         recipe="a narrow ResNet of ten layers: `python -m fewshift.lab.datasets.digits`, SGD, one cycle, 12 epochs "
         "(UCI: 34)",

@@ -15,22 +15,17 @@ from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes, joined_scenes
-from fewshift.lab.datasets import wilds
 from fewshift.lab.datasets.catalog import find_collection
-from fewshift.lab.datasets.collection import Collection
+from fewshift.lab.datasets.collection import Collection, data_root, find_home, no_domain
 from fewshift.lab.datasets.domain import Domain, joined
-from fewshift.lab.datasets.homes import child_folder, data_root, find_home, no_domain
-from fewshift.lab.datasets.layouts import READERS, read_digits
+from fewshift.lab.datasets.layouts import READERS, present, read_digits, read_list
 from fewshift.lab.datasets.scene_layouts import read_scenes
 
 JOIN = "+"
 
 
 def load_domain(
-    collection: Collection | str,
-    domain: str,
-    root: str | Path | None = None,
-    preprocess: Preprocess | None = None,
+    collection: Collection | str, domain: str, root: str | Path | None = None, preprocess: Preprocess | None = None
 ) -> Domain:
     """One domain of a collection below `root` (or below FEWSHIFT_DATA), as the network is to see it.
 
@@ -48,10 +43,7 @@ def load_domain(
 
 
 def load_scenes(
-    collection: Collection | str,
-    domain: str,
-    root: str | Path | None = None,
-    preprocess: Preprocess | None = None,
+    collection: Collection | str, domain: str, root: str | Path | None = None, preprocess: Preprocess | None = None
 ) -> Scenes:
     """The same for a collection that has a label for each pixel: pairs of images and label files."""
     known = _known(collection, domain, PIXELS)
@@ -82,16 +74,16 @@ def from_list(
 
     PACS' published splits are such lists, with labels from 1.
     """
-    files, labels = wilds.read_list(Path(file), Path(root), len(classes), offset)
-    present = wilds.present(files, f"compare {file} with the images in {root}")
-    return Domain(tuple(present), torch.tensor(labels), tuple(classes), preprocess)
+    files, labels = read_list(Path(file), Path(root), len(classes), offset)
+    files = present(files, f"compare {file} with the images in {root}")
+    return Domain(tuple(files), torch.tensor(labels), tuple(classes), preprocess)
 
 
 def listed(
     file: Path, collection: Collection, root: str | Path | None = None, preprocess: Preprocess | None = None
 ) -> Domain:
     """The images of a list of one's own, with paths below the collection's folder and labels from 0."""
-    home, _ = find_home(collection, data_root(root), lambda folder, domain: child_folder(folder, domain) is not None)
+    home, _ = find_home(collection, data_root(root))
     return from_list(file, home, collection.classes, preprocess=preprocess or collection.preprocess)
 
 
@@ -105,7 +97,7 @@ def load_validation(
     known = _known(collection, domain, IMAGES)
     if not known.validation:
         raise FewshiftError(f"{known.title} has no published validation lists: use a network of `fewshift train`")
-    home, there = find_home(known, data_root(root), lambda folder, domain: child_folder(folder, domain) is not None)
+    home, there = find_home(known, data_root(root))
     if domain not in there:
         raise no_domain(known, domain, home, there)
     name = known.validation.format(domain)

@@ -18,6 +18,7 @@ from fewshift.core.support import others
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import open_image
 from fewshift.images.preprocess import Preprocess
+from fewshift.images.scenes import positions
 
 MANY = 500  # images that are worth the seconds a process takes to start
 READ_AT_ONCE = 32  # images a process decodes and hands over together
@@ -46,12 +47,13 @@ class Domain:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.preprocess.normalise(self.pixels(index)), int(self.labels[index])
+        pixels, label = self.pixels(index)
+        return self.preprocess.normalise(pixels), int(label)
 
-    def pixels(self, index: int) -> Tensor:
-        """One image, resized and cropped, before its values are normalised."""
+    def pixels(self, index: int) -> tuple[Tensor, Tensor]:
+        """One image, resized and cropped, before its values are normalised, and its label."""
         source = self.source[index]
-        return source if isinstance(source, Tensor) else _decoded(source, self.preprocess)
+        return source if isinstance(source, Tensor) else _decoded(source, self.preprocess), self.labels[index]
 
     def images(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The images at `indices` as one tensor."""
@@ -62,16 +64,16 @@ class Domain:
         """The images of one batch of indices after the other; processes decode the next few meanwhile."""
         if isinstance(self.source, Tensor):
             return map(self.images, batches)
-        files = [tuple(self.source[index] for index in _positions(batch).tolist()) for batch in batches]
+        files = [tuple(self.source[index] for index in positions(batch).tolist()) for batch in batches]
         return map(self.preprocess.normalise, self._decode(files, self.workers))
 
     def without(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The indices that may be used for evaluation once those at `indices` were seen as support."""
-        return others(_positions(indices), len(self))
+        return others(positions(indices), len(self))
 
     def subset(self, indices: Tensor | Sequence[int]) -> Domain:
         """The images at `indices`, in that order, with the same classes."""
-        return replace(self, source=self._at(indices), labels=self.labels[_positions(indices)])
+        return replace(self, source=self._at(indices), labels=self.labels[positions(indices)])
 
     @property
     def decoded_bytes(self) -> int:
@@ -85,7 +87,7 @@ class Domain:
         return self if isinstance(self.source, Tensor) else replace(self, source=self._read(self.source))
 
     def _at(self, indices: Tensor | Sequence[int]) -> tuple[Path, ...] | Tensor:
-        chosen = _positions(indices)
+        chosen = positions(indices)
         if isinstance(self.source, Tensor):
             return self.source[chosen]
         return tuple(self.source[index] for index in chosen.tolist())
@@ -172,12 +174,6 @@ def _decoded(file: Path, steps: Preprocess) -> Tensor:
         return steps.pixels(image)
     except FewshiftError as error:
         raise FewshiftError(f"{file}: {error}") from error
-
-
-def _positions(indices: Tensor | Sequence[int]) -> Tensor:
-    if isinstance(indices, Tensor) and indices.dtype == torch.bool:
-        raise FewshiftError("indices are a mask: give the positions of its true values")
-    return torch.as_tensor(indices, dtype=torch.long)
 
 
 def _same(shape: torch.Size, first: torch.Size) -> None:

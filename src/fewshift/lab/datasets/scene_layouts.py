@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fewshift.errors import FewshiftError
+from fewshift.images import cityscapes
 from fewshift.images.label_files import Encoding
 from fewshift.images.scenes import CITYSCAPES, Pairing
 from fewshift.lab.datasets import street
-from fewshift.lab.datasets.collection import Collection
-from fewshift.lab.datasets.homes import check_count, find_home, no_domain
+from fewshift.lab.datasets.collection import Collection, check_count, find_home, no_domain
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def read_scenes(collection: Collection, domain: str, root: Path) -> tuple[tuple[
     def place_of(home: Path, domain: str) -> ScenePlace | None:
         return next((place for place in PLACES[collection.layout] if place.pairing(home, domain).labelled()), None)
 
-    home, there = find_home(collection, root, lambda folder, domain: place_of(folder, domain) is not None)
+    home, there = find_home(collection, root, place_of)
     place = place_of(home, domain)
     if place is None:
         raise no_domain(collection, domain, home, there)
@@ -96,9 +96,9 @@ def _sequence(_: Collection, domain: str, __: Path, images: Path) -> frozenset[s
 LONG = {"train": "training", "val": "validation"}
 ALSO_PUBLISHED = {("gtav", "train"): 12_388}  # the list of RobustNet leaves 15 of its images out
 
-TRAIN_IDS = Encoding(street.TRAIN_IDS)
+TRAIN_IDS = Encoding(cityscapes.TRAIN_IDS)
 VISTAS = Encoding(street.MAPILLARY_IDS)
-GTAV = Encoding(street.CITYSCAPES_IDS, street.GTAV_COLOURS, strict=False)
+GTAV = Encoding(cityscapes.CITYSCAPES_IDS, street.GTAV_COLOURS, strict=False)
 SYNTHIA = Encoding(street.SYNTHIA_IDS, first_channel=True)
 
 PLACES: dict[str, tuple[ScenePlace, ...]] = {
@@ -112,10 +112,7 @@ PLACES: dict[str, tuple[ScenePlace, ...]] = {
         ScenePlace("images/{0}", "labels/{0}", TRAIN_IDS, label_end="_train_id"),
         ScenePlace("seg/images/{0}", "seg/labels/{0}", TRAIN_IDS, label_end="_train_id"),
     ),
-    "mapillary": (
-        ScenePlace("{1}/images", "{1}/labels", VISTAS),
-        ScenePlace("{1}/images", "{1}/v1.2/labels", VISTAS),
-    ),
+    "mapillary": (ScenePlace("{1}/images", "{1}/labels", VISTAS), ScenePlace("{1}/images", "{1}/v1.2/labels", VISTAS)),
     "gtav": (ScenePlace("images", "labels", GTAV, names=_listed),),
     "synthia": (
         ScenePlace("RGB", "GT/LABELS", SYNTHIA, names=_listed),

@@ -9,23 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fewshift.core.losses import IGNORE
-from fewshift.images.cityscapes import CITYSCAPES_IDS, CLASSES, PALETTE, RGB, TRAIN_IDS
-
-__all__ = [
-    "CAMVID_CLASSES",
-    "CAMVID_COLOURS",
-    "CAMVID_IDS",
-    "CAMVID_PALETTE",
-    "CAMVID_SEQUENCES",
-    "CITYSCAPES_IDS",
-    "CLASSES",
-    "GTAV_COLOURS",
-    "MAPILLARY_IDS",
-    "PALETTE",
-    "RGB",
-    "SYNTHIA_IDS",
-    "TRAIN_IDS",
-]
+from fewshift.images.cityscapes import PALETTE, RGB
 
 
 def _numbered(total: int, ids: Sequence[int | tuple[int, ...]]) -> Mapping[int, int]:
@@ -66,38 +50,24 @@ MAPILLARY_IDS = _numbered(
     ),
 )
 
-CAMVID_CLASSES = (
-    "sky",
-    "building",
-    "pole",
-    "road",
-    "pavement",
-    "tree",
-    "sign",
-    "fence",
-    "car",
-    "pedestrian",
-    "bicyclist",
-)
-
 CAMVID_IDS = _numbered(12, range(11))  # 11 is void
 
 # the 32 labels of CamVid, grouped as for SegNet (Badrinarayanan et al. 2017); the first of a group is its colour here
-_CAMVID_GROUPS: tuple[tuple[RGB, ...], ...] = (
-    ((128, 128, 128),),
-    ((128, 0, 0), (192, 0, 128), (0, 128, 64), (64, 0, 64), (64, 192, 0)),  # building, archway, bridge, tunnel, wall
-    ((192, 192, 128), (0, 0, 64)),  # column or pole, traffic cone
-    ((128, 64, 128), (128, 0, 192), (192, 0, 64)),  # road, lane markings of drivers and of others
-    ((0, 0, 192), (64, 192, 128), (128, 128, 192)),  # sidewalk, parking block, road shoulder
-    ((128, 128, 0), (192, 192, 0)),  # tree, other vegetation
-    ((192, 128, 128), (128, 128, 64), (0, 64, 64)),  # sign or symbol, other text, traffic light
-    ((64, 64, 128),),
-    ((64, 0, 128), (64, 128, 192), (192, 128, 192), (192, 64, 128), (128, 64, 64)),  # car, SUV, truck, train, other
-    ((64, 64, 0), (192, 128, 64), (64, 0, 192), (64, 128, 64)),  # pedestrian, child, cart or pram, animal
-    ((0, 128, 192), (192, 0, 192)),  # bicyclist, motorcycle or scooter
-)
-CAMVID_PALETTE = tuple(group[0] for group in _CAMVID_GROUPS)
-CAMVID_COLOURS = {colour: number for number, group in enumerate(_CAMVID_GROUPS) for colour in group} | {
-    (0, 0, 0): IGNORE
+_CAMVID_GROUPS: dict[str, tuple[RGB, ...]] = {
+    "sky": ((128, 128, 128),),
+    "building": ((128, 0, 0), (192, 0, 128), (0, 128, 64), (64, 0, 64), (64, 192, 0)),  # archway, bridge, tunnel, wall
+    "pole": ((192, 192, 128), (0, 0, 64)),  # column or pole, traffic cone
+    "road": ((128, 64, 128), (128, 0, 192), (192, 0, 64)),  # lane markings of drivers and of others
+    "pavement": ((0, 0, 192), (64, 192, 128), (128, 128, 192)),  # sidewalk, parking block, road shoulder
+    "tree": ((128, 128, 0), (192, 192, 0)),  # other vegetation
+    "sign": ((192, 128, 128), (128, 128, 64), (0, 64, 64)),  # or symbol, other text, traffic light
+    "fence": ((64, 64, 128),),
+    "car": ((64, 0, 128), (64, 128, 192), (192, 128, 192), (192, 64, 128), (128, 64, 64)),  # SUV, truck, train, other
+    "pedestrian": ((64, 64, 0), (192, 128, 64), (64, 0, 192), (64, 128, 64)),  # child, cart or pram, animal
+    "bicyclist": ((0, 128, 192), (192, 0, 192)),  # motorcycle or scooter
 }
+CAMVID_CLASSES = tuple(_CAMVID_GROUPS)
+CAMVID_PALETTE = tuple(colours[0] for colours in _CAMVID_GROUPS.values())
+CAMVID_COLOURS = {colour: number for number, colours in enumerate(_CAMVID_GROUPS.values()) for colour in colours}
+CAMVID_COLOURS[0, 0, 0] = IGNORE
 CAMVID_SEQUENCES = {"day": ("0006R0", "0016E5", "Seq05VD"), "dusk": ("0001TP",)}  # what file names begin with

@@ -21,7 +21,7 @@ from fewshift.lab.datasets.domain import Domain
 from fewshift.lab.training.augment import Size, check_augment
 from fewshift.lab.training.batches import check_batches
 from fewshift.lab.training.recipes import DIGITS_HELD_OUT, OFFICIAL, Recipe
-from fewshift.lab.training.samples import READINGS, Joined, Pool
+from fewshift.lab.training.samples import READINGS, Decoded, Joined, Pool
 
 ROOM = 4 * 2**30  # bytes of decoded images that are kept in memory, where there is twice as much
 
@@ -87,16 +87,16 @@ def gather(
     room: int | None = None,
 ) -> Sources:
     """Read the source domains: most of each trains, a fixed random part of each validates."""
-    reading = READINGS[collection.labels]
     _check(collection, images, steps)
     parts = {name: split(collection, name, len(domain), recipe.held_out) for name, domain in images.items()}
-    training = reading.training(steps, recipe)
-    train = Joined([reading.samples(images[name], training, parts[name][0]) for name in images])
+    training = READINGS[collection.labels].training(steps, recipe)
+    train = Joined([Decoded(replace(images[name], preprocess=training).subset(parts[name][0])) for name in images])
     check_augment(recipe.augment, collection.labels)  # before images are read, which takes time
     check_batches(train.domains, recipe.batch_size, recipe.domains_per_batch)
     room = _room() if room is None else room
     pool = Pool(train, room, "training images read")
-    validation = [reading.samples(images[name], steps, parts[name][1]) for name in images if len(parts[name][1])]
+    held_out = [replace(images[name], preprocess=steps).subset(parts[name][1]) for name in images]
+    validation = [Decoded(domain) for domain in held_out if len(domain)]
     return Sources(
         names=tuple(images),
         classes=tuple(next(iter(images.values())).classes),

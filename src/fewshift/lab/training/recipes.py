@@ -3,21 +3,78 @@
 `paper` is what the paper's source networks were trained with; for data sets it does not have, in the same manner.
 `quick` makes, from ImageNet weights, a network worth adapting in minutes on two cores. Both are tables of values:
 every field can be set otherwise.
+
+A schedule says which share of its peak the rate has at a step. It is a pure function, so there is nothing to resume.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import cos, pi
+from typing import NamedTuple
 
 from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.settings import Settings
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.augment import AUGMENTATIONS
-from fewshift.lab.training.schedules import SCHEDULES
 
 DIGITS_HELD_OUT = 0.2  # of the embedded digits: the fifth that the shipped networks never saw
 MOMENTUM = 0.9  # of sgd and heavy-ball
 OPTIMIZERS = ("sgd", "heavy-ball", "adam")
+RISE, BEGIN, END = 0.3, 1 / 25, 1 / 25e4  # of one cycle: how long it rises, and where it begins and ends
+POWER = 0.9
+WARM, COLD = 100, 0.01  # steps of a warm-up, and where it begins
+
+
+class Moment(NamedTuple):
+    """Where a training is: both counts from 0, with their totals."""
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+
+
+def constant(now: Moment) -> float:
+    """Always the peak."""
+    return 1.0
+
+
+def cosine(now: Moment) -> float:
+    """(1 + cos(pi e / E)) / 2 in epoch e of E."""
+    return (1 + cos(pi * now.epoch / now.epochs)) / 2
+
+
+def poly(now: Moment) -> float:
+    """(1 - s / S)^0.9 at step s of S."""
+    return float((1 - now.step / now.steps) ** POWER)
+
+
+def warm_poly(now: Moment) -> float:
+    """Poly, times 0.01 + 0.99 (s / 100)^2 in the first hundred steps."""
+    return poly(now) * min(1.0, COLD + (1 - COLD) * (now.step / WARM) ** 2)
+
+
+def one_cycle(now: Moment) -> float:
+    """From 1/25 to the peak in three tenths of the steps, then to 1/250,000 in the rest, each half a cosine."""
+    top, last = RISE * now.steps - 1, now.steps - 1
+    if now.step <= top:
+        return _half_cosine(BEGIN, 1.0, now.step / top)
+    return _half_cosine(1.0, END, (now.step - top) / (last - top))
+
+
+def _half_cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1 + cos(pi * share)) / 2
+
+
+SCHEDULES: dict[str, Callable[[Moment], float]] = {
+    "constant": constant,
+    "cosine": cosine,
+    "poly": poly,
+    "one-cycle": one_cycle,
+    "warm-poly": warm_poly,
+}
 
 
 @dataclass(frozen=True)
@@ -76,49 +133,33 @@ class Recipe(Settings):
             raise FewshiftError("patience needs images that validate: set held_out above 0")
 
 
-_PACS = Recipe(
-    epochs=150, lr=1e-3, batch_size=128, domains_per_batch=2, augment="enlarge", size=224, squeeze=True
-)  # the cross-domain recipe of MixStyle
-_OFFICE = Recipe(
-    epochs=50, lr=1e-3, augment="enlarge+randaugment", size=224, squeeze=True, held_out=0.0
-)  # all images of the source
-_SCENES = Recipe(
-    epochs=52, lr=0.01, batch_size=16, schedule="poly", augment="scenes", crop=768
-)  # 40,000 steps on GTAV's 12,403 training images
+# the cross-domain recipe of MixStyle
+_PACS = Recipe(epochs=150, lr=1e-3, batch_size=128, domains_per_batch=2, augment="enlarge", size=224, squeeze=True)
+# all images of the source
+_OFFICE = Recipe(epochs=50, lr=1e-3, augment="enlarge+randaugment", size=224, squeeze=True, held_out=0.0)
+# 40,000 steps on GTAV's 12,403 training images
+_SCENES = Recipe(epochs=52, lr=0.01, batch_size=16, schedule="poly", augment="scenes", crop=768)
+# as CSG, but of wide images it sees the middle
+_VISDA = Recipe(
+    epochs=30, lr=1e-5, optimizer="heavy-ball", schedule="warm-poly", head_rate=10.0, augment="randaugment", size=224
+)
+# its images are squeezed in evaluation too
+_IWILDCAM = Recipe(epochs=12, lr=3e-5, batch_size=16, optimizer="adam", weight_decay=0.0, schedule="constant")
 
 PAPER = {
     "pacs": _PACS,
-    "visda": Recipe(
-        epochs=30,
-        lr=1e-5,
-        optimizer="heavy-ball",
-        schedule="warm-poly",
-        head_rate=10.0,
-        augment="randaugment",
-        size=224,
-    ),  # as CSG, but of wide images it sees the middle
+    "visda": _VISDA,
     "office31": _OFFICE,
     "officehome": replace(_OFFICE, batch_size=64),
     "domainnet": replace(_OFFICE, batch_size=64),
     "camelyon17": Recipe(epochs=10, lr=1e-3, weight_decay=0.01, schedule="constant"),
-    "iwildcam": Recipe(
-        epochs=12, lr=3e-5, batch_size=16, optimizer="adam", weight_decay=0.0, schedule="constant"
-    ),  # its images are squeezed in evaluation too
+    "iwildcam": _IWILDCAM,
     "digits": Recipe(
-        epochs=12,
-        lr=0.1,
-        batch_size=64,
-        nesterov=True,
-        schedule="one-cycle",
-        augment="shift",
-        held_out=DIGITS_HELD_OUT,
+        epochs=12, lr=0.1, batch_size=64, nesterov=True, schedule="one-cycle", augment="shift", held_out=DIGITS_HELD_OUT
     ),
     "camvid": replace(_SCENES, epochs=10, batch_size=8, crop=None, size=192),  # not in the paper: minutes on two cores
 }
-QUICK = {
-    "digits": replace(PAPER["digits"], epochs=2),
-    "camvid": PAPER["camvid"],
-}
+QUICK = {"digits": replace(PAPER["digits"], epochs=2), "camvid": PAPER["camvid"]}
 ARCHITECTURES = {  # what the recipes are for
     "pacs": "timm:resnet18",
     "visda": "timm:resnet101",

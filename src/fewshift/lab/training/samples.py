@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from fewshift.core import _progress as progress
 from fewshift.core.labels import IMAGES, PIXELS, Labels, kind_of
@@ -33,20 +32,12 @@ class Samples(Protocol):
         """One of them."""
 
 
-class Joined:
+class Joined(ConcatDataset[Pair]):
     """Several samples as one, and which of them each image is from."""
 
-    def __init__(self, parts: Sequence[Samples]) -> None:
-        self._parts = parts
-        self._ends = list(accumulate(map(len, parts)))
+    def __init__(self, parts: Sequence[Any]) -> None:
+        super().__init__(parts)
         self.domains = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, index: int, /) -> Pair:
-        which = bisect_right(self._ends, index)
-        return self._parts[which][index - (self._ends[which - 1] if which else 0)]
 
 
 class Pool:
@@ -102,56 +93,23 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class DomainSamples:
-    """The images of a domain: one label each."""
+class Decoded:
+    """The images and labels of a domain before normalisation."""
 
-    domain: Domain
-
-    def __len__(self) -> int:
-        return len(self.domain)
-
-    def __getitem__(self, index: int, /) -> Pair:
-        return self.domain.pixels(index), self.domain.labels[index]
-
-
-@dataclass(frozen=True)
-class SceneSamples:
-    """The images of a domain with pixel labels."""
-
-    scenes: Scenes
+    images: Domain | Scenes
 
     def __len__(self) -> int:
-        return len(self.scenes)
+        return len(self.images)
 
     def __getitem__(self, index: int, /) -> Pair:
-        return self.scenes.pixels(index)
-
-
-class SourceReading(Protocol):
-    """How images with one kind of labels are read, and how large."""
-
-    def samples(self, images: Any, steps: Preprocess, indices: Tensor) -> Samples:
-        """Those at `indices`, by these steps."""
-
-    def evaluation(self, steps: Preprocess, base: Preprocess, recipe: Recipe) -> Preprocess:
-        """The data set's steps with the recipe's sizes, for evaluation; `base` is the network's own."""
-
-    def training(self, steps: Preprocess, recipe: Recipe) -> Preprocess:
-        """The steps for training images, before they are augmented."""
-
-    def seen(self, steps: Preprocess, recipe: Recipe, size: Size) -> Size:
-        """The size that a training step sees, of images that are read in `size`."""
+        return self.images.pixels(index)
 
 
 class ImageReading:
     """Squares: `size` times `margin` is read, and `size` is cut out of it."""
 
-    def samples(self, images: Domain, steps: Preprocess, indices: Tensor) -> Samples:
-        """Of a domain."""
-        return DomainSamples(replace(images, preprocess=steps).subset(indices))
-
     def evaluation(self, steps: Preprocess, base: Preprocess, recipe: Recipe) -> Preprocess:
-        """The middle is cut out, resized as the network's library does."""
+        """The steps with the recipe's sizes: the middle is cut out, resized as the network's library does."""
         size = recipe.size or steps.crop
         if size is None:
             raise FewshiftError("the data set does not say how large its images are: give a size")
@@ -169,10 +127,6 @@ class ImageReading:
 class SceneReading:
     """Whole scenes, of which training may see parts."""
 
-    def samples(self, images: Scenes, steps: Preprocess, indices: Tensor) -> Samples:
-        """Of a domain of scenes."""
-        return SceneSamples(replace(images, preprocess=steps).subset(indices))
-
     def evaluation(self, steps: Preprocess, base: Preprocess, recipe: Recipe) -> Preprocess:
         """The recipe's size is that of the shorter side."""
         return steps if recipe.size is None else replace(steps, resize=recipe.size, crop=None)
@@ -187,4 +141,4 @@ class SceneReading:
         return min(recipe.crop or height, height), min(recipe.crop or width, width)
 
 
-READINGS: dict[Labels, SourceReading] = {IMAGES: ImageReading(), PIXELS: SceneReading()}
+READINGS: dict[Labels, ImageReading | SceneReading] = {IMAGES: ImageReading(), PIXELS: SceneReading()}

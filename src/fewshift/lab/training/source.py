@@ -19,8 +19,8 @@ from fewshift.images.scenes import Scenes
 from fewshift.lab.datasets.catalog import find_collection
 from fewshift.lab.datasets.collection import Collection
 from fewshift.lab.datasets.domain import Domain
+from fewshift.lab.training import ALGORITHMS, algorithm_of
 from fewshift.lab.training.algorithm import Algorithm
-from fewshift.lab.training.catalog import ALGORITHMS, algorithm_of
 from fewshift.lab.training.checkpoint import Checkpoint
 from fewshift.lab.training.gather import evaluation_steps, gather, load_sources, source_names
 from fewshift.lab.training.recipes import Recipe, default_arch, find_recipe

@@ -22,15 +22,22 @@ from fewshift.core.randomness import checked_seed, private_randomness
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.algorithm import Algorithm, Batch, Task, Trainee
 from fewshift.lab.training.augment import Augment, augmentation, check_augment
-from fewshift.lab.training.batches import check_batches
+from fewshift.lab.training.batches import Batches, check_batches, count_steps, order, planned_steps, stage
 from fewshift.lab.training.checkpoint import Checkpoint
-from fewshift.lab.training.epochs import Epoch, is_enough, kept_epoch, results_of
 from fewshift.lab.training.gather import Sources
-from fewshift.lab.training.order import Batches, count_steps, order, planned_steps, stage
-from fewshift.lab.training.recipes import MOMENTUM, Recipe
-from fewshift.lab.training.schedules import SCHEDULES, Moment
+from fewshift.lab.training.recipes import MOMENTUM, SCHEDULES, Moment, Recipe
 
 MOST_BYTES = 4 * 2**30  # of one batch as floats
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch came to: means over its steps, and the score on held-out source images."""
+
+    loss: float
+    accuracy: float
+    validation: float | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,33 @@ def train(
     return Trained(trained, tuple(epochs), kept)
 
 
+def kept_epoch(epochs: Sequence[Epoch], patience: int | None) -> int:
+    """The epoch whose weights count: the last; with patience the first that has the best score."""
+    if patience is None:
+        return len(epochs) - 1
+    return max(range(len(epochs)), key=lambda index: (epochs[index].validation or 0.0, -index))
+
+
+def is_enough(epochs: Sequence[Epoch], patience: int | None) -> bool:
+    """Whether so many epochs in a row were no better that training stops."""
+    return bool(epochs) and patience is not None and len(epochs) - 1 - kept_epoch(epochs, patience) >= patience
+
+
+def results_of(sources: Sources, epochs: Sequence[Epoch], patience: int | None) -> dict[str, Any]:
+    """What the card says about the epochs so far."""
+    kept = kept_epoch(epochs, patience)
+    reached = epochs[kept].validation
+    scores = {} if reached is None else {f"source_validation_{sources.labels.metric}": round(100 * reached, 2)}
+    held_out = 0 if sources.validation is None else len(sources.validation)
+    return {
+        **scores,
+        "images": {"train": len(sources.train), "source_validation": held_out},
+        "kept_epoch": kept + 1,
+        "history": [asdict(epoch) for epoch in epochs],
+        "finished": False,
+    }
+
+
 @torch.no_grad()
 def score(model: nn.Module, sources: Sources, at_once: int) -> float | None:
     """The metric of such labels on the held-out source images."""
@@ -191,11 +225,7 @@ def _optimizer(trainee: Trainee, recipe: Recipe) -> torch.optim.Optimizer:
     if recipe.optimizer == "adam":
         return torch.optim.Adam(groups, lr=recipe.lr, weight_decay=recipe.weight_decay)
     return torch.optim.SGD(
-        groups,
-        lr=recipe.lr,
-        momentum=MOMENTUM,
-        nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
+        groups, lr=recipe.lr, momentum=MOMENTUM, nesterov=recipe.nesterov, weight_decay=recipe.weight_decay
     )
 
 

@@ -7,7 +7,9 @@ then fills it: how the network was trained does not matter here.
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import nn
 
@@ -165,3 +167,25 @@ def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
             f"this {type(model).__name__} has no linear layer that a new head could replace: set hidden to 0"
         )
     return layers[-1]
+
+
+CHANGES: dict[str, type[LayerChange]] = {
+    "erm": LayerChange,
+    "mixstyle": LayerChange,
+    "csg": HiddenHead,
+    "ibn": IBNChange,
+    "switchable-whitening": SwitchableWhiteningChange,
+    "iternorm": IterNormChange,
+    "isw": ISWChange,
+}
+
+
+def change_of(algorithm: Mapping[str, Any] | None) -> LayerChange:
+    """The change of layers that goes with a card's `algorithm`; what only training needs is left aside."""
+    if algorithm is None:
+        return LayerChange()
+    name = algorithm["name"]
+    if name not in CHANGES:
+        raise FewshiftError(f"unknown algorithm {name!r}: use one of {', '.join(CHANGES)}")
+    own = [field.name for field in fields(CHANGES[name])]
+    return CHANGES[name](**{key: algorithm[key] for key in own if key in algorithm})

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,14 +27,9 @@ PLACE = "after_addition"
 _expected = threading.local()  # the addition that this thread is about to do
 
 
-class Normalisation(Protocol):
-    """A layer that can stand where a BatchNorm layer did."""
-
-    def begin_as(self, batchnorm: _BatchNorm, /) -> None:
-        """Take over what it has learned."""
-
-
-Make = Callable[[int], nn.Module]  # channels -> a Normalisation
+Make = Callable[
+    [int], nn.Module
+]  # channels -> a layer with `begin_as`, which takes over what a BatchNorm layer has learned
 
 
 class AfterAddition(nn.Module):
