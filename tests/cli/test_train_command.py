@@ -48,10 +48,10 @@ def test_a_short_training_makes_a_network_that_is_loaded_and_used_at_once(run, t
     done = run("train", "digits", "--target", "mnist", "--arch", "digits", "--recipe", "quick", "--json")
     assert done.code == 0, done.stderr
     assert "starting from random weights" in done.stderr
-    told = json.loads(done.stdout)
-    assert told["weights"] == "digits-mnist.safetensors"
+    summary = json.loads(done.stdout)
+    assert summary["weights"] == "digits-mnist.safetensors"
     card = json.loads((tmp_path / "digits-mnist.json").read_text())
-    assert told["card"] == card
+    assert summary["card"] == card
     assert (card["sources"], card["target"], card["algorithm"]) == (["uci"], "mnist", {"name": "erm"})
     assert card["images"] == {"train": 1437, "source_validation": 360}
     assert card["versions"].keys() >= {"fewshift", "torch", "timm"}
@@ -121,7 +121,7 @@ def test_a_finished_network_is_written_over_only_when_asked(run, tmp_path):
     assert finished.stderr.endswith("is finished: train it again with --overwrite\n")
     assert "choose one of them" in run(*words, "--resume", "--overwrite").stderr
     assert file.read_bytes() == first
-    assert sorted(it.name for it in tmp_path.iterdir()) == ["digits-from-uci.json", "digits-from-uci.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits-from-uci.json", "digits-from-uci.safetensors"]
 
     again = run(*words, "--overwrite")
     assert again.code == 0, again.stderr
@@ -208,9 +208,9 @@ def test_a_library_network_is_used_by_its_file_alone(run, tmp_path, animals):
     assert (known_card(loaded).arch, known_card(loaded).classes) == ("timm:test_resnet", ("cat", "dog"))
     assert (known_card(loaded).preprocess.resize, known_card(loaded).preprocess.crop) == (36, 32)
     assert (known_card(loaded).preprocess.mean, known_card(loaded).preprocess.std) == ((0.4,) * 3, (0.2,) * 3)
-    found = run("evaluate", "--weights", "animals-night.safetensors", animals / "animals" / "day", "--json")
-    assert found.code == 0, found.stderr
-    assert json.loads(found.stdout)["images"] == 24
+    evaluated = run("evaluate", "--weights", "animals-night.safetensors", animals / "animals" / "day", "--json")
+    assert evaluated.code == 0, evaluated.stderr
+    assert json.loads(evaluated.stdout)["images"] == 24
 
 
 def test_a_network_that_its_algorithm_changed_is_used_by_its_file_alone(run, tmp_path):
@@ -235,9 +235,9 @@ def test_algorithms_and_recipes_are_listed(run):
     settings = {(row["name"], row["dataset"]): row["settings"] for row in rows}
     assert settings["paper", "pacs"] == find_recipe("paper", "pacs").settings()
     assert settings["quick", "other scenes"] == find_recipe("quick", "gtav", PIXELS).settings()
-    told = run("list", "recipes", "--filter", "quick").stdout
-    assert "epochs=2, lr=0.1" in told
-    assert "pacs" not in told
+    listing = run("list", "recipes", "--filter", "quick").stdout
+    assert "epochs=2, lr=0.1" in listing
+    assert "pacs" not in listing
     assert "camvid" not in run("list", "recipes", "--filter", "pacs").stdout
 
 

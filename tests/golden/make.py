@@ -100,30 +100,30 @@ def fitted(name: str, model: nn.Module, support: Support, images: Tensor, seed: 
 
 def methods() -> dict[str, Any]:
     """Every method on both networks with two seeds."""
-    found = {}
+    results = {}
     for place, (model, support, images) in places().items():
         for name in METHODS:
             for seed in SEEDS:
-                found[f"{place}/{name}/{seed}"] = fitted(name, model, support, images, seed)
-    return found
+                results[f"{place}/{name}/{seed}"] = fitted(name, model, support, images, seed)
+    return results
 
 
 def adaptations() -> dict[str, Any]:
     """What `adapt` hands over, with its evidence, for the default and for a method that does not choose."""
-    found = {}
+    results = {}
     for place, (model, support, _) in places().items():
         for method in ("default", "adabn", "l2-sp"):
             chosen = {} if method == "default" else {"method": method}
             for seed in SEEDS:
                 result = fewshift.adapt(model, support, seed=seed, **chosen)
                 delta = result.candidate_delta
-                found[f"{place}/{method}/{seed}"] = {
+                results[f"{place}/{method}/{seed}"] = {
                     "accepted": result.accepted,
                     "reason": result.reason,
                     "facts": prose.facts(result.evidence),
                     "delta": sha256(*(key.encode() + tensor_bytes(delta.bits[key]) for key in sorted(delta.bits))),
                 }
-    return found
+    return results
 
 
 # commands, grids
@@ -155,11 +155,11 @@ def lists() -> dict[str, Any]:
 
 def keys() -> dict[str, Any]:
     """The keys of all cells of all grids."""
-    found = {}
+    grids = {}
     for path in sorted(GRIDS.glob("*.toml")):
         cells = sorted({cell.key for cell in load_grid(path).cells()})
-        found[path.stem] = {"cells": len(cells), "keys": sha256(*(key.encode() for key in cells))}
-    return found
+        grids[path.stem] = {"cells": len(cells), "keys": sha256(*(key.encode() for key in cells))}
+    return grids
 
 
 @contextmanager
@@ -205,9 +205,9 @@ def adaptation_page(folder: Path) -> str:
 
 def masked(page: str) -> str:
     """A page with the pictures in it as hashes, and without versions."""
-    page = re.sub(r'data:[^"]+', lambda found: f"data {sha256(found[0].encode())[:16]}", page)
-    page = re.sub(r"<svg.*?</svg>", lambda found: f"svg {sha256(found[0].encode())[:16]}", page, flags=re.DOTALL)
-    page = re.sub(r"<style.*?</style>", lambda found: f"style {sha256(found[0].encode())[:16]}", page, flags=re.DOTALL)
+    page = re.sub(r'data:[^"]+', lambda match: f"data {sha256(match[0].encode())[:16]}", page)
+    page = re.sub(r"<svg.*?</svg>", lambda match: f"svg {sha256(match[0].encode())[:16]}", page, flags=re.DOTALL)
+    page = re.sub(r"<style.*?</style>", lambda match: f"style {sha256(match[0].encode())[:16]}", page, flags=re.DOTALL)
     return page.replace(torch.__version__, "TORCH").replace(fewshift.__version__, "VERSION")
 
 

@@ -129,14 +129,14 @@ def sweeping(folder: str, make: Callable[..., Materials], arguments: tuple[Any, 
 def trapped_driver(folder: Path, **how: Any) -> Iterator[tuple[BaseProcess, TextIO]]:
     """A driver whose two workers did a cell each and are trapped in the next, and a pipe they hold while they live."""
     trap = set_trap(folder)
-    arguments = str(folder), str(trap), str(folder / "told"), how
+    arguments = str(folder), str(trap), str(folder / "heard"), how
     if how.get("engine") == "ray":  # which wants a fresh interpreter
         driver = get_context("spawn").Process(target=trapped_sweep, args=arguments)
         driver.start()
     else:
         driver = forked(trapped_sweep, *arguments)
     try:
-        wait_for(lambda: lines_of(folder / "told") == 2, driver)  # in the middle of their groups
+        wait_for(lambda: lines_of(folder / "heard") == 2, driver)  # in the middle of their groups
         with trap.open() as pipe:
             assert pipe.readline() != pipe.readline()
             trap.unlink()

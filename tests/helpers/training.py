@@ -106,7 +106,7 @@ def make_staged(**kwargs: int) -> nn.Module:
 
 
 def make_task(domains: int = 2, shape: tuple[int, ...] = (3, 8, 8)) -> Task:
-    return Task(tuple("abc"), tuple(f"place{it}" for it in range(domains)), IMAGES, "fc", shape=shape)
+    return Task(tuple("abc"), tuple(f"place{number}" for number in range(domains)), IMAGES, "fc", shape=shape)
 
 
 def make_batch(domains: list[int], seed: int = 0, views: int = 1) -> Batch:
@@ -117,7 +117,7 @@ def make_batch(domains: list[int], seed: int = 0, views: int = 1) -> Batch:
 
 def digit_sources(*places: str, each: int = 128) -> Sources:
     """The first digits of each place, in the trainer's form."""
-    parts = [Listed(*(it[:each] for it in digits.split(place)[0])) for place in places]
+    parts = [Listed(*(tensor[:each] for tensor in digits.split(place)[0])) for place in places]
     joined = Joined(parts)
     classes = tuple("0123456789")
     return Sources(places, classes, digits.PREPROCESS, Pool(joined, 2**26), joined.domains, None)
@@ -126,7 +126,7 @@ def digit_sources(*places: str, each: int = 128) -> Sources:
 def other_digits(shots: int = 1) -> Support:
     """White paper, black ink: so many of each digit of UCI that no training has seen."""
     images, labels = digits.split("uci")[1]
-    chosen = torch.cat([(labels == it).nonzero().flatten()[:shots] for it in range(10)])
+    chosen = torch.cat([(labels == digit).nonzero().flatten()[:shots] for digit in range(10)])
     return Support(digits.normalise(1 - images[chosen]), labels[chosen])
 
 

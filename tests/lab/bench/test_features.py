@@ -29,7 +29,7 @@ def test_samples_of_one_domain_share_no_image_and_balanced_ones_have_equal_class
 
 
 def last_batchnorm(model: nn.Module) -> str:
-    return [name for name, it in model.named_modules() if isinstance(it, nn.BatchNorm2d)][-1]
+    return [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)][-1]
 
 
 @pytest.mark.parametrize("statistics", ["source", "batch"])
@@ -41,14 +41,14 @@ def test_features_are_what_the_layer_itself_gives_before_its_weights(statistics)
     before, after = _features(Network.of(model, DOMAIN.pictures[:2]), name, Sample("x", statistics), DOMAIN, indices, 8)
 
     inputs = []
-    handle = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    handle = layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     expected = []
     with torch.no_grad():
         for batch in indices.split(8):
             model(DOMAIN.pictures[batch])
             plain = nn.BatchNorm2d(layer.num_features, eps=layer.eps, affine=False)
             plain.load_state_dict(
-                {key: it for key, it in layer.state_dict().items() if "running" in key or "num" in key}
+                {key: tensor for key, tensor in layer.state_dict().items() if "running" in key or "num" in key}
             )
             expected.append(plain.train(statistics == "batch")(inputs[-1]).mean((2, 3)))
     handle.remove()
@@ -71,7 +71,7 @@ def test_a_comparison_is_a_record_like_any_other(tmp_path):
     heard = []
     sweep([CELL], tmp_path, tiny_materials, (), workers=1, tell=heard.append)
     result = heard[0]["result"]
-    assert [len(it) for it in result["before"]] == [len(it) for it in result["labels"]] == [30, 30]
+    assert [len(sample) for sample in result["before"]] == [len(sample) for sample in result["labels"]] == [30, 30]
     assert json.loads(json.dumps(result)) == result
     assert heard[0]["key"] == CELL.key != replace(CELL, seed=1).key
     heard.clear()

@@ -95,7 +95,7 @@ def test_variant_a_of_resnet_50_keeps_53_batchnorm_layers_of_which_13_are_halved
         whole, a, b = (torchvision.models.resnet50() for _ in range(3))
     algorithm_of("ibn", {"variant": "a"}).modify(a)
     algorithm_of("ibn", {"variant": "b"}).modify(b)
-    channels, halved = ({it.name: it.channels for it in list_layers(model).layers} for model in (whole, a))
+    channels, halved = ({layer.name: layer.channels for layer in list_layers(model).layers} for model in (whole, a))
     assert [len(list_layers(model).layers) for model in (whole, a, b)] == [53, 53, 52]
     half = {name: count for name, count in halved.items() if name not in channels}
     assert len(half) == 13
@@ -275,16 +275,16 @@ def test_a_pass_that_was_broken_off_leaves_nothing_behind():
 def test_threads_that_share_a_network_do_not_disturb_each_other():
     model = modified("ibn b", make_small())
     images = [make_images(seed=seed) for seed in range(2)]
-    expected = [model(it) for it in images]
-    meeting, found = threading.Barrier(2), {}
+    expected = [model(image) for image in images]
+    meeting, answers = threading.Barrier(2), {}
     model.layer1[1].bn2.register_forward_hook(lambda *_: (meeting.wait(10), None)[1])  # both between norm and sum
 
-    threads = [threading.Thread(target=lambda n=n: found.update({n: model(images[n])})) for n in range(2)]
+    threads = [threading.Thread(target=lambda n=n: answers.update({n: model(images[n])})) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert all(torch.equal(found[n], expected[n]) for n in range(2))
+    assert all(torch.equal(answers[n], expected[n]) for n in range(2))
 
 
 # --- training
@@ -301,7 +301,7 @@ def test_a_training_that_is_stopped_and_resumed_has_the_bits_of_one_that_was_not
     checkpoint = make_checkpoint(tmp_path)
     resumed = train(model, sources, recipe, algorithm, checkpoint=checkpoint, resume=True)
     assert same_state(state(resumed.model), state(whole.model))
-    assert [it.loss for it in resumed.epochs] == [it.loss for it in whole.epochs]
+    assert [epoch.loss for epoch in resumed.epochs] == [epoch.loss for epoch in whole.epochs]
     fresh = algorithm_of(name, settings).modify(make_small(seed=9)).eval()
     fresh.load_state_dict(checkpoint.weights(), strict=True)
     torch.testing.assert_close(fresh(make_images()), whole.model(make_images()))
