@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,41 +20,7 @@ import fewshift
 from fewshift.core.network import logits_of
 from fewshift.lab import demo
 from fewshift.lab.datasets import digits
-
-CLASSES = ["ant", "bee", "cat"]
-FACTORY = "tests.cli.test_commands:small_network"
-SIZES = ["--crop", "16", "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
-
-
-def small_network(num_classes: int = 3) -> torch.nn.Module:
-    from tests.helpers.networks import make_tiny
-
-    return make_tiny(num_classes)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Weights, a support folder and images to predict."""
-    save_file(small_network().state_dict(), tmp_path / "w.safetensors")
-    generator = torch.Generator().manual_seed(0)
-    for label, name in enumerate(CLASSES):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for index in range(6):
-            pixels = torch.randint(0, 120, (16, 16, 3), generator=generator)
-            pixels[:, :, label] += 120
-            Image.fromarray(pixels.byte().numpy()).save(tmp_path / "photos" / name / f"{index}.png")
-    return tmp_path
-
-
-@pytest.fixture
-def run(place, monkeypatch, command):
-    """Run a command in this process through the real entry point."""
-    monkeypatch.chdir(Path(__file__).parents[2])
-    return command
-
-
-def network_options(place: Path) -> list[object]:
-    return ["--model", FACTORY, "--weights", place / "w.safetensors", *SIZES]
+from tests.helpers.commands import CLASSES, FACTORY, SIZES, network_options, small_network
 
 
 def test_adapt_predict_evaluate_merge_and_revert_are_one_straight_line(run, place):
@@ -324,9 +291,7 @@ def test_evaluate_warns_in_one_sentence_of_images_that_look_like_those_adapted_t
         Image.open(place / "photos" / name / "0.png").resize((64, 64)).save(again / name / "larger.png")
     evaluated = run("evaluate", *network_options(place), "--support", place / "photos", again)
     assert evaluated.code == 0
-    assert evaluated.stderr.startswith(
-        "warning: 3 of the 18 support images are nearly the same as some of the 3 evaluation"
-    )
+    assert re.match("warning: 3 of the 18 support images .* 3 evaluation", evaluated.stderr)
     assert evaluated.stderr.count("\n") == 1
 
 

@@ -429,18 +429,17 @@ def test_only_the_batchnorm_half_of_ibn_is_taken_for_batchnorm():
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "facts"),
     [
-        (lambda: IterNormLayer(6, 4), "6 channels cannot be whitened in groups of 4: choose a divisor"),
-        (lambda: SwitchableWhiteningLayer(20), "20 channels cannot be whitened in groups of 16: choose a divisor"),
-        (lambda: IterNormLayer(6, 0), "6 channels cannot be whitened in groups of 0: choose a divisor"),
-        (lambda: InstanceBatchNorm(4, 0.1), "a share of 0.1 of 4 channels leaves one side empty: choose another"),
+        (lambda: IterNormLayer(6, 4), "6 channels .*groups of 4.*divisor"),
+        (lambda: SwitchableWhiteningLayer(20), "20 channels .*groups of 16.*divisor"),
+        (lambda: IterNormLayer(6, 0), "6 channels .*groups of 0.*divisor"),
+        (lambda: InstanceBatchNorm(4, 0.1), "0.1 of 4 channels .*empty"),
     ],
 )
-def test_layers_that_cannot_be_are_one_sentence(make, sentence):
-    with pytest.raises(FewshiftError) as error:
+def test_layers_that_cannot_be_are_refused_with_the_numbers(make, facts):
+    with pytest.raises(FewshiftError, match=facts):
         make()
-    assert str(error.value) == sentence
 
 
 @pytest.mark.parametrize("layer", [IterNormLayer(4, 2), SwitchableWhiteningLayer(4, 2)], ids=repr)

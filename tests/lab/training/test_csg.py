@@ -383,19 +383,18 @@ def test_heavy_ball_has_the_rate_inside_its_momentum(schedule):
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "facts"),
     [
-        ({"temperature": 0.0}, "temperature=0 cannot divide: give a number above 0"),
-        ({"keep": 1.1}, "keep=1.1 is no share: give a number from 0 to 1"),
-        ({"queue": 0}, "queue=0 is too small: give at least 1"),
-        ({"dimensions": 0}, "dimensions=0 is too small: give at least 1"),
-        ({"weight": -0.1}, "weight=-0.1 cannot be: give a number from 0"),
+        ({"temperature": 0.0}, "temperature=0 .*above 0"),
+        ({"keep": 1.1}, r"keep=1\.1 .*from 0 to 1"),
+        ({"queue": 0}, "queue=0 .*at least 1"),
+        ({"dimensions": 0}, "dimensions=0 .*at least 1"),
+        ({"weight": -0.1}, r"weight=-0\.1 .*from 0"),
     ],
 )
-def test_settings_that_cannot_be_are_one_sentence(settings, sentence):
-    with pytest.raises(FewshiftError) as error:
+def test_settings_that_cannot_be_are_refused_with_what_can(settings, facts):
+    with pytest.raises(FewshiftError, match=facts):
         CSG(**settings)
-    assert str(error.value) == sentence
 
 
 class Signed(Staged):
@@ -428,19 +427,18 @@ class Convolutional(nn.Module):
 @pytest.mark.parametrize(
     ("algorithm", "model", "sentence"),
     [
-        (replace(SMALL, queue=7), None, "a queue of 7 keys is shorter than a batch of 8: raise queue, or lower batch"),
+        (replace(SMALL, queue=7), None, "queue of 7 keys .*batch of 8"),
         (
             CSG(),
             None,
-            r"a queue of 65,536 keys would hold all 44 training images, .*: "
-            "set queue to 22",
+            "65,536 keys .*44 training images.*set queue to 22",
         ),
-        (replace(SMALL, layers="layer4,layer5"), None, "this Staged has no layer 'layer5': set layers to some of"),
-        (OWN_HEAD, make_tiny(), "this Tiny has no stages layer1 to layer4, nor by another name that is known"),
-        (OWN_HEAD, Signed(), "layer 'layer[34]' gives negative numbers, .*: name layers that end in a ReLU"),
-        (replace(OWN_HEAD, layers="fc"), None, "layer 'fc' does not give a map for each channel"),
-        (SMALL, Roundabout(), "this Roundabout does not answer with its last linear layer, .*: set hidden to 0"),
-        (SMALL, Convolutional(), "this Convolutional has no linear layer .*: set hidden to 0"),
+        (replace(SMALL, layers="layer4,layer5"), None, "Staged .*'layer5'.*layer1"),
+        (OWN_HEAD, make_tiny(), "Tiny .*layer1 to layer4"),
+        (OWN_HEAD, Signed(), "'layer[34]' .*negative.*ReLU"),
+        (replace(OWN_HEAD, layers="fc"), None, "'fc' .*map for each channel"),
+        (SMALL, Roundabout(), "Roundabout .*last linear layer.*hidden to 0"),
+        (SMALL, Convolutional(), "Convolutional .*linear layer.*hidden to 0"),
     ],
 )
 def test_what_it_cannot_work_with_is_one_sentence(algorithm, model, sentence):

@@ -303,30 +303,26 @@ def test_other_networks_are_trained_by_naming_their_layers():
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "facts"),
     [
-        ({"mix": "cross"}, "unknown mix 'cross': use one of random, crossdomain"),
-        ({"probability": 1.5}, "probability=1.5 is no share: give a number from 0 to 1"),
-        ({"alpha": 0.0}, "alpha=0 is no Beta distribution: give a number above 0"),
-        ({"alpha": -1.0}, "alpha=-1.0 cannot be: give a number from 0"),
-        ({"layers": 1}, "layers=1 cannot be: give a word"),
+        ({"mix": "cross"}, "mix 'cross'.*random, crossdomain"),
+        ({"probability": 1.5}, r"probability=1\.5 .*from 0 to 1"),
+        ({"alpha": 0.0}, "alpha=0 .*above 0"),
+        ({"alpha": -1.0}, r"alpha=-1\.0 .*from 0"),
+        ({"layers": 1}, "layers=1 .*word"),
     ],
 )
-def test_settings_that_cannot_be_are_one_sentence(settings, sentence):
-    with pytest.raises(FewshiftError) as error:
+def test_settings_that_cannot_be_are_refused_with_what_can(settings, facts):
+    with pytest.raises(FewshiftError, match=facts):
         MixStyle(**settings)
-    assert str(error.value) == sentence
 
 
 def test_across_domains_there_have_to_be_two():
     alone = make_sources((24,))
-    with pytest.raises(FewshiftError) as error:
+    with pytest.raises(FewshiftError, match=r"two sources.*'place0'.*mix to random"):
         run(sources=alone)
-    assert str(error.value) == (
-        "crossdomain mixing needs two sources, and 'place0' is alone: add a source, or set mix to random"
-    )
     run(MixStyle(mix="random"), replace(RECIPE, epochs=1), alone)
-    with pytest.raises(FewshiftError, match=r"two sources in a batch, and domains_per_batch is 1: raise it"):
+    with pytest.raises(FewshiftError, match=r"two sources.*domains_per_batch is 1"):
         run(recipe=replace(RECIPE, domains_per_batch=1))
 
 
@@ -345,36 +341,25 @@ class Hidden(Staged):
 
 
 @pytest.mark.parametrize(
-    ("layers", "sentence"),
+    ("layers", "facts"),
     [
-        (
-            "layer1,layer9",
-            "this Hidden has no layer 'layer9': set layers to some of layer1, layer2, layer3, layer4",
-        ),
-        ("", "this Hidden has no layer '': set layers to some of layer1, layer2, layer3, layer4"),
-        ("layer1,layer1", "layer 'layer1' is named twice: name it once"),
-        ("unused", "layer 'unused' is never executed: name others with layers"),
-        ("flat", "layer 'flat' does not give a map for each channel: name others with layers"),
-        (
-            "pool",
-            "the maps of layer 'pool' have one pixel, which has no style: raise size, or name others with layers",
-        ),
+        ("layer1,layer9", "Hidden .*'layer9'.*layer1, layer2, layer3, layer4"),
+        ("", "Hidden .*layer ''.*layer1, layer2, layer3, layer4"),
+        ("layer1,layer1", "'layer1' .*twice"),
+        ("unused", "'unused' .*never executed"),
+        ("flat", "'flat' .*map for each channel"),
+        ("pool", "'pool' .*one pixel.*raise size"),
     ],
 )
-def test_layers_that_cannot_be_mixed_after_are_one_sentence(layers, sentence):
-    with pytest.raises(FewshiftError) as error:
+def test_layers_that_cannot_be_mixed_after_are_named(layers, facts):
+    with pytest.raises(FewshiftError, match=facts):
         run(MixStyle(layers=layers), model=Hidden())
-    assert str(error.value) == sentence
 
 
-def test_a_network_without_stages_is_one_sentence():
-    with pytest.raises(FewshiftError) as error:
+def test_a_network_without_stages_is_refused_with_its_layers():
+    with pytest.raises(FewshiftError, match=r"MobileNetV3 .*layer1 to layer4.*conv_stem, bn1, blocks\.0"):
         MixStyle().trainee(timm.create_model("mobilenetv3_small_050"), make_task())
-    assert str(error.value) == (
-        "this MobileNetV3 has no stages layer1 to layer4, nor by another name that is known: set layers to some of "
-        "conv_stem, bn1, blocks.0, blocks.1, blocks.2, blocks.3, ..."
-    )
-    with pytest.raises(FewshiftError, match=r"has stages from 0\.layer1 and from 1\.layer1: name those that count"):
+    with pytest.raises(FewshiftError, match=r"0\.layer1 and from 1\.layer1"):
         find_stages(nn.Sequential(Staged(), Staged()))
 
 
