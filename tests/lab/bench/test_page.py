@@ -34,6 +34,8 @@ from tests.helpers.runs import (
     undrawn,
 )
 
+pytestmark = pytest.mark.xdist_group("pages")  # the page of all grids is made once
+
 KINDS = {  # how the caption of a kind of figure begins, or what only it says
     "batch": "against test batch size",
     "alpha": "against alpha",
@@ -80,27 +82,9 @@ def percents(shots: int | None = None, method: str = "lccs", batch: int = 128, a
     ]
 
 
-def by_blend(cell: Cell) -> dict[str, Any]:
-    """Best at v = 0.5; a loss of the first seed is not a number, which figures leave out."""
-    right = {0.0: 20, 0.5: 30, 1.0: 10}.get(cell.settings.get("init"), 25) + cell.seed
-    result = invented(cell, lambda _: right)
-    for point in result["notes"]["grid"][: 1 - cell.seed]:
-        point["loss"] = float("nan")
-    return result
-
-
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of all these grids."""
-    folder = tmp_path_factory.mktemp("runs") / "all"
-    for name, text in GRIDS.items():
-        fill(folder, name, text, by_blend if name == "objective" else invented)
-    return run_page(folder)
-
-
-@pytest.fixture(scope="module")
-def whole(everything: Path) -> Page:
-    return Page(everything)
+def whole(page_of_all_grids: Path) -> Page:
+    return Page(page_of_all_grids)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +127,8 @@ def test_every_colour_of_a_figure_follows_the_theme(whole: Page) -> None:
         assert not re.search(r"(fill|stroke): (#|black|white)", bare)
 
 
-def test_the_page_is_small(everything: Path) -> None:
-    assert everything.stat().st_size < 1_500_000  # seven grids
+def test_the_page_is_small(page_of_all_grids: Path) -> None:
+    assert page_of_all_grids.stat().st_size < 1_500_000  # eight grids
 
 
 def test_several_grids_have_a_list_of_contents(whole: Page, tmp_path: Path) -> None:
@@ -289,9 +273,9 @@ def test_losses_over_v_stand_beside_the_test_score(sections: dict[str, Page]) ->
 
 
 def test_weights_of_layers_are_means_over_the_seeds_at_the_largest_k(
-    sections: dict[str, Page], everything: Path
+    sections: dict[str, Page], page_of_all_grids: Path
 ) -> None:
-    cells = Grid.load(everything.parent / "grids" / "plain.toml").cells()
+    cells = Grid.load(page_of_all_grids.parent / "grids" / "plain.toml").cells()
     north = [
         invented(cell)["layers"] for cell in cells if (cell.method, cell.target, cell.shots) == ("lccs", "north", 5)
     ]
