@@ -23,6 +23,7 @@ from fewshift.lab import demo
 from fewshift.lab.datasets import digits
 from fewshift.methods.auto import Auto
 from tests.helpers.commands import CLASSES, FACTORY, SIZES, network_options, small_network
+from tests.helpers.networks import make_tiny
 
 SMALL_GRID = """title = "Small"
 dataset = "digits"
@@ -246,9 +247,8 @@ def test_inspect_tells_layers_head_and_counts(run):
 
 def test_the_demo_prints_its_table_and_writes_its_report(run, place, monkeypatch):
     quick = Auto(epochs=1)
-    images, labels = digits.uci()
-    monkeypatch.setattr(digits, "uci", lambda: (images[:300], labels[:300]))
-    monkeypatch.setattr(demo, "adapt", partial(fewshift.adapt, method="adabn"))
+    monkeypatch.setattr(digits, "source_network", lambda: make_tiny(10, channels=1))
+    monkeypatch.setattr(demo, "adapt", partial(fewshift.adapt, method=quick, validate=None))
     monkeypatch.setattr(demo, "PLAN", (*demo.PLAN[:2], demo.Plan(quick, 5)))
     done = run("demo", "--draws", 1, "--out", place / "demo.html")
     assert done.code == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -33,6 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one Ray, in o
 
 @pytest.fixture(scope="session")
 def ray():
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else its workers starve on a busy machine
     with ExitStack() as opened:
         for _ in range(2):  # it gives up when a machine is busy and it starts slowly
             with suppress(FewshiftError):
