@@ -6,24 +6,24 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
 
 from fewshift import Support, cli
+from tests.helpers.browser import Tab
 from tests.helpers.networks import make_support, make_tiny
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ViewportSize
+    from playwright.sync_api import Browser
 
 torch.set_num_threads(1)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PHONE = 500  # pixels: narrower screens are phones
 NO_BROWSER = f"no browser: install one of {', '.join(BROWSERS)}"
 
 
@@ -84,33 +84,17 @@ def _works(program: str) -> bool:
     return subprocess.run([program, "--version"], capture_output=True, timeout=60, check=False).returncode == 0
 
 
-@dataclass
-class Tab:
-    """One tab of the browser: what the page in it loaded, and what it logged."""
+@pytest.fixture(scope="session")
+def page_of_all_grids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run of every kind of grid, with every kind of figure."""
+    from fewshift.lab.bench.runs import report_run
+    from tests.helpers.runs import GRIDS, by_blend, embedded, fill, invented
 
-    browser: Browser
-    requests: list[str] = field(default_factory=list)
-    logged: list[str] = field(default_factory=list)
-
-    def open(self, path: Path, width: int, scheme: Literal["light", "dark"] = "light") -> None:
-        """Load a page from disk with all its folds open; a narrow one as a phone would."""
-        size: ViewportSize = {"width": width, "height": 800}
-        context = self.browser.new_context(viewport=size, screen=size, color_scheme=scheme, is_mobile=width < PHONE)
-        self.page = context.new_page()
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.logged.append(message.text))
-        self.page.on("pageerror", lambda error: self.logged.append(error.message))
-        self.page.goto(path.as_uri())
-        self.value("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
-
-    def value(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        return self.page.evaluate(script)
-
-    @property
-    def loaded(self) -> list[str]:
-        """Every address that was asked for, the page's own first; what the page carries itself does not count."""
-        return [address for address in self.requests if not address.startswith("data:")]
+    folder = tmp_path_factory.mktemp("runs") / "all"
+    results = {"objective": by_blend, "features": embedded}
+    for name, text in GRIDS.items():
+        fill(folder, name, text, results.get(name, invented))
+    return report_run(folder).page
 
 
 @pytest.fixture
@@ -118,6 +102,14 @@ def tab(browser: Browser) -> Iterator[Tab]:
     yield Tab(browser)
     for context in browser.contexts:
         context.close()
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a module in one process, so that what they share is made once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -1,5 +1,4 @@
 """`fewshift compare`: what the function returns, as a table and sentences, or as JSON."""
-# ruff: noqa: F811 - fixtures are imported, and then are arguments
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import pytest
 
 import fewshift
 from fewshift import Preprocess
-from tests.cli.test_commands import network_options, place, run, small_network  # noqa: F401
+from tests.helpers.commands import network_options, small_network
 
 STEPS = Preprocess(None, 16, (0.5,) * 3, (0.25,) * 3)
 

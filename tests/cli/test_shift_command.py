@@ -1,5 +1,4 @@
 """`fewshift shift`: a verdict, a table, or JSON; information, so the exit code is 0 whatever it says."""
-# ruff: noqa: F811 - fixtures are imported, and then are arguments
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from torch import nn
 import fewshift
 from fewshift import Preprocess
 from fewshift.report import prose
-from tests.cli.test_commands import network_options, place, run, small_network  # noqa: F401
+from tests.helpers.commands import network_options, small_network
 
 STEPS = Preprocess(None, 16, (0.5,) * 3, (0.25,) * 3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -49,10 +50,10 @@ def test_a_short_training_makes_a_network_that_is_loaded_and_used_at_once(run, t
     done = run("train", "digits", "--target", "mnist", "--arch", "digits", "--recipe", "quick", "--json")
     assert done.code == 0, done.stderr
     assert "starting from random weights" in done.stderr
-    told = json.loads(done.stdout)
-    assert told["weights"] == "digits-mnist.safetensors"
+    summary = json.loads(done.stdout)
+    assert summary["weights"] == "digits-mnist.safetensors"
     card = json.loads((tmp_path / "digits-mnist.json").read_text())
-    assert told["card"] == card
+    assert summary["card"] == card
     assert (card["sources"], card["target"], card["algorithm"]) == (["uci"], "mnist", {"name": "erm"})
     assert card["images"] == {"train": 1437, "source_validation": 360}
     assert card["versions"].keys() >= {"fewshift", "torch", "timm"}
@@ -86,10 +87,10 @@ def test_a_killed_training_goes_on_to_the_same_bits(run, tmp_path):
 
     refused = run(*UCI, "--out", "killed.safetensors")
     assert refused.code == 1
-    assert refused.stderr.endswith("is an unfinished training: go on with --resume, or begin anew with --overwrite\n")
+    assert re.search("unfinished.*--resume.*--overwrite", refused.stderr)
     other = run(*UCI, "--out", "killed.safetensors", "--resume", "--lr", "0.2")
     assert other.code == 1
-    assert "has recipe lr 0.1 and this one 0.2: resume it as it was begun" in other.stderr
+    assert re.search(r"lr 0\.1 .*0\.2", other.stderr)
 
     resumed = run(*UCI, "--out", "killed.safetensors", "--resume")
     assert resumed.code == 0, resumed.stderr
@@ -112,17 +113,16 @@ def test_a_finished_network_is_written_over_only_when_asked(run, tmp_path):
     assert json.loads(file.with_suffix(".json").read_text())["recipe"]["augment"] == "none"
     first = file.read_bytes()
 
-    other = "has recipe augment 'none' and this one 'shift': choose another --out, or write over it with --overwrite"
     for more in ([], ["--resume"]):
         refused = run(*words, *more)
         assert refused.code == 1
-        assert other in refused.stderr.splitlines()[-1]
+        assert re.search("augment 'none' .*'shift'.*--out.*--overwrite", refused.stderr.splitlines()[-1])
     finished = run(*words, "--set", "augment=none")
     assert finished.code == 1
     assert finished.stderr.endswith("is finished: train it again with --overwrite\n")
     assert "choose one of them" in run(*words, "--resume", "--overwrite").stderr
     assert file.read_bytes() == first
-    assert sorted(it.name for it in tmp_path.iterdir()) == ["digits-from-uci.json", "digits-from-uci.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits-from-uci.json", "digits-from-uci.safetensors"]
 
     again = run(*words, "--overwrite")
     assert again.code == 0, again.stderr
@@ -160,7 +160,7 @@ def test_the_weights_to_begin_from_are_not_written_over_through_a_link(run, tmp_
     words = ["--weights", "link.safetensors", "--out", "start.safetensors", "--overwrite"]
     refused = run("train", "digits", "--source", "uci", *SMALL, *words)
     assert refused.code == 1
-    assert "start.safetensors and link.safetensors are the same file: choose another --out" in refused.stderr
+    assert re.search("start.safetensors .*link.safetensors .*same file", refused.stderr)
 
 
 def test_two_trainings_into_one_file_are_one_sentence(run, tmp_path):
@@ -209,9 +209,9 @@ def test_a_library_network_is_used_by_its_file_alone(run, tmp_path, animals):
     assert (known_card(loaded).arch, known_card(loaded).classes) == ("timm:test_resnet", ("cat", "dog"))
     assert (known_card(loaded).preprocess.resize, known_card(loaded).preprocess.crop) == (36, 32)
     assert (known_card(loaded).preprocess.mean, known_card(loaded).preprocess.std) == ((0.4,) * 3, (0.2,) * 3)
-    found = run("evaluate", "--weights", "animals-night.safetensors", animals / "animals" / "day", "--json")
-    assert found.code == 0, found.stderr
-    assert json.loads(found.stdout)["images"] == 24
+    evaluated = run("evaluate", "--weights", "animals-night.safetensors", animals / "animals" / "day", "--json")
+    assert evaluated.code == 0, evaluated.stderr
+    assert json.loads(evaluated.stdout)["images"] == 24
 
 
 def test_a_network_that_its_algorithm_changed_is_used_by_its_file_alone(run, tmp_path):
@@ -236,9 +236,9 @@ def test_algorithms_and_recipes_are_listed(run):
     settings = {(row["name"], row["dataset"]): row["settings"] for row in rows}
     assert settings["paper", "pacs"] == find_recipe("paper", "pacs").settings()
     assert settings["quick", "other scenes"] == find_recipe("quick", "gtav", PIXELS).settings()
-    told = run("list", "recipes", "--filter", "quick").stdout
-    assert "epochs=2, lr=0.1" in told
-    assert "pacs" not in told
+    listing = run("list", "recipes", "--filter", "quick").stdout
+    assert "epochs=2, lr=0.1" in listing
+    assert "pacs" not in listing
     assert "camvid" not in run("list", "recipes", "--filter", "pacs").stdout
 
 
@@ -250,39 +250,38 @@ def test_a_full_disk_is_one_sentence(run, tmp_path, monkeypatch):
     done = run("train", "digits", "--source", "uci", *SMALL, "--epochs", 1)
     assert done.code == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert errors == [
-        "error: cannot write digits-from-uci.json: No space left on device, there is no checkpoint yet: make room"
-    ]
+    assert len(errors) == 1
+    assert re.search(r"digits-from-uci\.json: No space left .*no checkpoint", errors[0])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "facts"),
     [
-        (["--target", "moon"], "digits has no domain 'moon': use one of mnist, uci"),
-        (["--target", "uci", "--source", "uci"], "'uci' is both source and target: training never sees the target"),
-        ([], "neither a target nor a source is named: pass --target DOMAIN or --source DOMAIN"),
-        (["--target", "uci", "--epochs", 0], "epochs=0 is too small: give at least 1"),
-        (["--target", "uci", "--lr", "-1"], "lr=-1.0 cannot be: give a number from 0"),
-        (["--target", "uci", "--size", 10**6], "resize is 1000000: give a size from 1 to 9459 pixels"),
-        (["--target", "uci", "--size", 64], "are 28x28 pixels, not 64: leave the size out"),
-        (["--target", "uci", "--batch-size", 9999], "4000 training images make no batch of 9999: lower batch_size"),
-        (["--target", "uci", "--algorithm", "magic"], "unknown algorithm 'magic': use one of erm"),
-        (["--target", "uci", "--recipe", "slow"], "unknown recipe 'slow': use one of paper, quick"),
-        (["--target", "uci", "--set", "magic=1"], "neither erm nor its recipe has a setting 'magic'"),
-        (["--target", "uci", "--set", "epochs=none"], "epochs='none' cannot be: give a whole number"),
-        (["--target", "uci", "--set", "held_out=0.3"], "of the digits a fixed fifth validates, set 0.2 or 0"),
-        (["--target", "uci", "--set", "weight_decay=lots"], "weight_decay='lots' cannot be: give a number from 0"),
-        (["--target", "uci", "--out", "w.pt"], "end in .safetensors"),
-        (["--target", "uci", "--out", "no/w.safetensors"], "choose a file in a folder that exists and is writable"),
-        (["--target", "uci", "--weights", "none.safetensors"], "no weights at none.safetensors: check the path"),
-        (["--target", "uci", "--weights", "imagenet"], "the digits network has no imagenet weights"),
+        (["--target", "moon"], "digits .*'moon'.*mnist, uci"),
+        (["--target", "uci", "--source", "uci"], "'uci' is both source and target"),
+        ([], "--target DOMAIN .*--source DOMAIN"),
+        (["--target", "uci", "--epochs", 0], "epochs=0 .*at least 1"),
+        (["--target", "uci", "--lr", "-1"], r"lr=-1\.0 .*from 0"),
+        (["--target", "uci", "--size", 10**6], "1000000.*9459 pixels"),
+        (["--target", "uci", "--size", 64], "28x28 pixels.* 64"),
+        (["--target", "uci", "--batch-size", 9999], "4000 training images .*9999.*batch_size"),
+        (["--target", "uci", "--algorithm", "magic"], "algorithm 'magic'.*erm"),
+        (["--target", "uci", "--recipe", "slow"], "recipe 'slow'.*paper, quick"),
+        (["--target", "uci", "--set", "magic=1"], "erm .*setting 'magic'"),
+        (["--target", "uci", "--set", "epochs=none"], "epochs='none' .*whole number"),
+        (["--target", "uci", "--set", "held_out=0.3"], r"digits .*fifth .*0\.2 or 0"),
+        (["--target", "uci", "--set", "weight_decay=lots"], "weight_decay='lots' .*from 0"),
+        (["--target", "uci", "--out", "w.pt"], r"\.safetensors"),
+        (["--target", "uci", "--out", "no/w.safetensors"], "folder that exists"),
+        (["--target", "uci", "--weights", "none.safetensors"], r"no weights at none\.safetensors"),
+        (["--target", "uci", "--weights", "imagenet"], "digits .*no imagenet weights"),
     ],
 )
-def test_a_mistake_is_one_sentence(run, words, sentence):
+def test_a_mistake_is_one_sentence(run, words, facts):
     done = run("train", "digits", "--arch", "digits", *words)
     assert done.code == 1
-    assert sentence in done.stderr.splitlines()[-1]
+    assert re.search(facts, done.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr
 
 
@@ -290,5 +289,5 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(run, tmp_path):
     save_file(make_tiny(10, channels=1).state_dict(), tmp_path / "tiny.safetensors")
     done = run("train", "digits", "--target", "uci", "--arch", "digits", "--weights", "tiny.safetensors")
     assert done.code == 1
-    assert done.stderr.startswith("error: tiny.safetensors is a checkpoint of another architecture than digits: ")
+    assert re.match(r"error: tiny\.safetensors .*another architecture .*digits", done.stderr)
     assert done.stderr.count("\n") == 1

@@ -196,9 +196,7 @@ def test_answers_in_other_proportions_are_refused():
 
 def test_labels_of_another_size_than_the_image_are_refused():
     support = scenes()
-    with pytest.raises(
-        FewshiftError, match="image 0 is 24x16 pixels and its labels are 12x16: give one label for each"
-    ):
+    with pytest.raises(FewshiftError, match=r"image 0 .*24x16 .*12x16"):
         fewshift.adapt(street(), Support(support.images, support.labels[:, :, ::2]))
 
 

@@ -66,7 +66,7 @@ def test_unusable_supports_are_refused_in_one_sentence(images, labels, sentence)
     ("labels", "classes", "sentence"),
     [
         ([1, 1], None, "every support image is of class 1"),
-        ([0, 3], None, r"label 3 \(1 image\) is out of range for a network with 3 outputs: use labels from 0 to 2"),
+        ([0, 3], None, r"label 3 \(1 image\) .*3 outputs.*0 to 2"),
         ([0, -1], None, r"label -1 \(1 image\) is out of range"),
         ([0, 1], ("a", "b"), "2 class names for a network with 3 outputs"),
     ],

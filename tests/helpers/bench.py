@@ -133,11 +133,11 @@ def sweeping(folder: str, make: Callable[..., Materials], arguments: tuple[Any, 
 def trapped_driver(folder: Path, engine: str = "local") -> Iterator[tuple[Driver, TextIO]]:
     """A driver whose two workers did a cell each and are trapped in the next, and a pipe they hold while they live."""
     trap = set_trap(folder)
-    arguments = str(folder), str(trap), str(folder / "told"), engine
+    arguments = str(folder), str(trap), str(folder / "heard"), engine
     # Ray wants an interpreter of its own, whose workers find the tests where this one does
     driver: Driver = fresh(TRAPPING, *arguments) if engine == "ray" else forked(trapped_sweep, *arguments)
     try:
-        wait_for(lambda: lines_of(folder / "told") == 2, driver)  # in the middle of their groups
+        wait_for(lambda: lines_of(folder / "heard") == 2, driver)  # in the middle of their groups
         with trap.open() as pipe:
             assert pipe.readline() != pipe.readline()
             trap.unlink()

@@ -23,9 +23,9 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def refused(told: str, *arguments: object, **keywords: object) -> str:
+def refused(pattern: str, *arguments: object, **keywords: object) -> str:
     """The one sentence with which `load` refuses."""
-    with pytest.raises(FewshiftError, match=told) as caught:
+    with pytest.raises(FewshiftError, match=pattern) as caught:
         models.load(*arguments, **keywords)  # type: ignore[arg-type]
     sentence = str(caught.value)
     assert "\n" not in sentence

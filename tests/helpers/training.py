@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.models import resnet as torchvision_resnet
 
 from fewshift import LCCS, Preprocess, Target
 from fewshift.core.labels import IMAGES
@@ -106,8 +107,33 @@ def make_staged(**kwargs: int) -> nn.Module:
         return unsettle(Staged(**kwargs))
 
 
+class Small(nn.Module):
+    """A stem and four stages, as ResNets have them, of a library's own blocks."""
+
+    def __init__(self, block: type[nn.Module] = torchvision_resnet.BasicBlock, stem: str = "bn1") -> None:
+        super().__init__()
+        planes = 8 // block.expansion
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.add_module(stem, nn.BatchNorm2d(8))
+        self.relu = nn.ReLU(inplace=True)
+        for stage in range(1, 5):
+            self.add_module(f"layer{stage}", nn.Sequential(*(block(8, planes) for _ in range(1 + stage % 2))))
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.relu(self.get_submodule("bn1")(self.conv1(images)))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            hidden = stage(hidden)
+        return self.fc(hidden.mean((2, 3)))
+
+
+def make_small(block: type[nn.Module] = torchvision_resnet.BasicBlock, seed: int = 0) -> nn.Module:
+    with private_randomness(seed):
+        return unsettle(Small(block), seed)
+
+
 def make_task(domains: int = 2, shape: tuple[int, ...] = (3, 8, 8)) -> Task:
-    return Task(tuple("abc"), tuple(f"place{it}" for it in range(domains)), IMAGES, "fc", shape=shape)
+    return Task(tuple("abc"), tuple(f"place{number}" for number in range(domains)), IMAGES, "fc", shape=shape)
 
 
 def make_batch(domains: list[int], seed: int = 0, views: int = 1) -> Batch:
@@ -118,7 +144,7 @@ def make_batch(domains: list[int], seed: int = 0, views: int = 1) -> Batch:
 
 def digit_sources(*places: str, each: int = 128) -> Sources:
     """The first digits of each place, in the trainer's form."""
-    parts = [Listed(*(it[:each] for it in digits.split(place)[0])) for place in places]
+    parts = [Listed(*(tensor[:each] for tensor in digits.split(place)[0])) for place in places]
     joined = Joined(parts)
     classes = tuple("0123456789")
     return Sources(places, classes, digits.PREPROCESS, Pool(joined, 2**26), joined.domains, None)
@@ -127,7 +153,7 @@ def digit_sources(*places: str, each: int = 128) -> Sources:
 def other_digits(shots: int = 1) -> Support:
     """White paper, black ink: so many of each digit of UCI that no training has seen."""
     images, labels = digits.split("uci")[1]
-    chosen = torch.cat([(labels == it).nonzero().flatten()[:shots] for it in range(10)])
+    chosen = torch.cat([(labels == digit).nonzero().flatten()[:shots] for digit in range(10)])
     return Support(digits.normalise(1 - images[chosen]), labels[chosen])
 
 

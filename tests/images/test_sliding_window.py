@@ -59,8 +59,8 @@ def naive(model: nn.Module, image: Tensor, window: tuple[int, int], stride: tupl
     """Mean probabilities on a canvas of all classes and the whole image, window by window."""
     height, width = (min(pair) for pair in zip(window, image.shape[1:], strict=True))
     total, count = torch.zeros(4, *image.shape[1:]), torch.zeros(image.shape[1:])
-    tops = {min(it, image.shape[1] - height) for it in range(0, image.shape[1], stride[0])}
-    lefts = {min(it, image.shape[2] - width) for it in range(0, image.shape[2], stride[1])}
+    tops = {min(top, image.shape[1] - height) for top in range(0, image.shape[1], stride[0])}
+    lefts = {min(left, image.shape[2] - width) for left in range(0, image.shape[2], stride[1])}
     for top, left in itertools.product(tops, lefts):
         with torch.no_grad():
             part = model(image[None, :, top : top + height, left : left + width])[0].softmax(0)
@@ -79,11 +79,11 @@ def test_rows_that_scroll_by_equal_a_whole_canvas(size, window, shares):
     stride = tuple(max(1, int(share * side)) for share, side in zip(shares, window, strict=True))
     model, image = context(), picture(*size)
     expected = naive(model, image, window, stride)
-    found = label_map(model, image, window=window, stride=stride)
+    answer = label_map(model, image, window=window, stride=stride)
     confidence, labels = expected.max(0)
-    torch.testing.assert_close(found.confidence, confidence)
+    torch.testing.assert_close(answer.confidence, confidence)
     clear = expected.topk(2, 0).values.diff(dim=0).abs()[0] > 1e-5  # a tie may fall either way
-    assert torch.equal(found.labels[clear].long(), labels[clear])
+    assert torch.equal(answer.labels[clear].long(), labels[clear])
 
 
 @pytest.mark.parametrize("window", [None, (20, 31), (20, 300), 1000])
@@ -91,10 +91,10 @@ def test_a_window_over_the_whole_image_is_the_plain_forward_pass(window):
     model, image = context(), picture(20, 31)
     with torch.no_grad():
         confidence, labels = model(image[None])[0].softmax(0).max(0)
-    found = label_map(model, image, window=window)
-    assert torch.equal(found.labels, labels.byte())
-    assert torch.equal(found.confidence, confidence)
-    assert found.labels.dtype == torch.uint8
+    answer = label_map(model, image, window=window)
+    assert torch.equal(answer.labels, labels.byte())
+    assert torch.equal(answer.confidence, confidence)
+    assert answer.labels.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("window", [1, 3, (7, 2), (4, 40)])
@@ -110,17 +110,17 @@ def test_coarse_logits_are_upsampled_bilinearly_before_the_softmax():
     image = picture(16, 24)
     with torch.no_grad():
         logits = F.interpolate(coarse(image[None]), (16, 24), mode="bilinear", align_corners=False)
-    found = label_map(coarse, image)
-    assert torch.equal(found.labels, logits.argmax(1)[0].byte())
+    answer = label_map(coarse, image)
+    assert torch.equal(answer.labels, logits.argmax(1)[0].byte())
 
 
 def test_a_network_that_wants_multiples_gets_the_edge_repeated_and_the_answer_cut_back():
     model, image = Strict(), picture(50, 70)
-    found = label_map(model, image)
+    answer = label_map(model, image)
     padded = F.pad(image[None], (0, 26, 0, 14), mode="replicate")
     with torch.no_grad():
         logits = F.interpolate(model(padded)["out"], (64, 96), mode="bilinear", align_corners=False)
-    assert torch.equal(found.labels, logits.argmax(1)[0, :50, :70].byte())
+    assert torch.equal(answer.labels, logits.argmax(1)[0, :50, :70].byte())
     assert set(model.sizes) == {(64, 96)}
 
 
@@ -137,8 +137,10 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        tensors = [out] if isinstance(out, Tensor) else [it for it in out or () if isinstance(it, Tensor)]
-        self.numel = max([self.numel, *(it.untyped_storage().nbytes() // it.element_size() for it in tensors)])
+        tensors = [out] if isinstance(out, Tensor) else [tensor for tensor in out or () if isinstance(tensor, Tensor)]
+        self.numel = max(
+            [self.numel, *(tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in tensors)]
+        )
         return out
 
 
@@ -156,23 +158,23 @@ def test_a_network_in_training_answers_as_in_evaluation_and_stays_as_it_was():
     model = context()
     expected = label_map(model, picture(9, 9))
     before = state(model.train())
-    found = label_map(model, picture(9, 9))
-    assert torch.equal(found.labels, expected.labels)
+    answer = label_map(model, picture(9, 9))
+    assert torch.equal(answer.labels, expected.labels)
     assert model.training
     assert same_state(state(model), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_image_follows_the_network_in_type(dtype):
-    found = label_map(context().to(dtype), picture(9, 9), window=5)
-    assert found.confidence.dtype == torch.float32
+    answer = label_map(context().to(dtype), picture(9, 9), window=5)
+    assert answer.confidence.dtype == torch.float32
 
 
 def test_an_smp_network_is_answered_at_any_size():
     pytest.importorskip("segmentation_models_pytorch")
     network = models.load("smp:fpn/resnet18", "random", classes=["a", "b", "c"])
-    found = label_map(network, picture(33, 50))
-    assert found.labels.shape == (33, 50)
+    answer = label_map(network, picture(33, 50))
+    assert answer.labels.shape == (33, 50)
     assert output_shape(network, picture(33, 50))[0] == 3
 
 

@@ -51,7 +51,7 @@ def test_without_name_and_card_the_user_is_asked_for_a_name(weights: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "fact"),
     [
         ("{", "is not JSON"),
         ("[1]", "is not a JSON object"),
@@ -62,9 +62,9 @@ def test_without_name_and_card_the_user_is_asked_for_a_name(weights: Path) -> No
         ('{"std": [0, 0, 0]}', "positive deviations"),
     ],
 )
-def test_a_broken_card_is_named(weights: Path, text: str, told: str) -> None:
+def test_a_broken_card_is_named(weights: Path, text: str, fact: str) -> None:
     weights.with_suffix(".json").write_text(text)
-    assert "w.json" in refused(told, NAME, weights)
+    assert "w.json" in refused(fact, NAME, weights)
 
 
 def test_a_card_does_not_choose_code_to_run(weights: Path, here: Path) -> None:
@@ -107,15 +107,15 @@ def test_a_card_can_name_every_algorithm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "told"),
+    ("algorithm", "fact"),
     [
         ({"name": "magic"}, r"w\.json: unknown algorithm 'magic': use one of erm"),
         ({"name": "ibn", "variant": "c"}, r"w\.json: variant='c' is unknown"),
     ],
 )
-def test_an_algorithm_that_is_not_known_here_is_told(weights: Path, algorithm: object, told: str) -> None:
+def test_an_algorithm_that_is_not_known_here_is_told(weights: Path, algorithm: object, fact: str) -> None:
     card(weights, arch=NAME, algorithm=algorithm)
-    refused(told, None, weights)
+    refused(fact, None, weights)
 
 
 @pytest.mark.parametrize("algorithm", ["mixstyle", {"name": None}, {"lr": 3}, ["erm"], {"name": "erm"}, None])

@@ -217,7 +217,7 @@ def test_untrained_digits_networks_follow_the_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "fact"),
     [
         ("ours.nots:plain", r"no module 'ours\.nots'"),
         ("nowhere.nets:plain", r"no module 'nowhere\.nets'"),
@@ -229,7 +229,7 @@ def test_untrained_digits_networks_follow_the_seed() -> None:
         ("ours.needy:plain", r"ours\.needy cannot be imported \(ModuleNotFoundError: No module named 'not_installed'"),
     ],
 )
-def test_a_factory_that_fails_is_told_in_one_sentence(factories: Path, name: str, told: str) -> None:
+def test_a_factory_that_fails_is_told_in_one_sentence(factories: Path, name: str, fact: str) -> None:
     (factories / "ours" / "typo.py").write_text("def plain(:")
     (factories / "ours" / "needy.py").write_text("import not_installed")
-    refused(told, name)
+    refused(fact, name)

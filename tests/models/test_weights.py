@@ -110,16 +110,18 @@ def test_weights_that_do_not_fit_are_told_by_name_and_shape(tmp_path: Path, netw
     state = dict(network.state_dict())
     state["extra.weight"] = state.pop("bn1.weight")
     save_file(state, tmp_path / "w.safetensors")
-    told = refused(r"w\.safetensors does not fit timm:test_resnet", NAME, tmp_path / "w.safetensors", classes="abcde")
+    sentence = refused(
+        r"w\.safetensors does not fit timm:test_resnet", NAME, tmp_path / "w.safetensors", classes="abcde"
+    )
     width = network.get_submodule("fc").in_features
-    assert f"fc.weight is (7, {width}), not (5, {width}); fc.bias is (7,), not (5,)" in told
-    assert "1 missing (bn1.weight)" in told
-    assert "1 unexpected (extra.weight)" in told
+    assert f"fc.weight is (7, {width}), not (5, {width}); fc.bias is (7,), not (5,)" in sentence
+    assert "1 missing (bn1.weight)" in sentence
+    assert "1 unexpected (extra.weight)" in sentence
 
 
 def test_weights_of_another_architecture_are_told_in_short(weights: Path) -> None:
-    told = refused("does not fit torchvision:squeezenet1_1: .* missing", "torchvision:squeezenet1_1", weights)
-    assert len(told) < 600
+    sentence = refused("does not fit torchvision:squeezenet1_1: .* missing", "torchvision:squeezenet1_1", weights)
+    assert len(sentence) < 600
 
 
 # --- to begin a training with
@@ -168,10 +170,19 @@ def test_weights_of_a_classifier_fill_the_encoder_of_a_segmentation_network():
 @pytest.mark.parametrize(
     ("change", "fact"),
     [
-        (lambda it: {**it, "conv2.weight": torch.zeros(6, 6, 1, 1)}, r"conv2.weight is \(6, 6, 1, 1\), \(6, 6, 3, 3\)"),
-        (lambda it: {**it, "conv1.weight": torch.zeros(9, 3, 3, 3)}, r"conv1.weight is \(9, 3, 3, 3\), \(6, 3, 3, 3\)"),
-        (lambda it: {key: it[key] for key in it if key != "bn1.bias"}, r"bn1.bias is missing, \(6,\) expected"),
-        (lambda it: {**it, "conv9.weight": torch.zeros(1)}, r"conv9.weight is not known there"),
+        (
+            lambda state: {**state, "conv2.weight": torch.zeros(6, 6, 1, 1)},
+            r"conv2.weight is \(6, 6, 1, 1\), \(6, 6, 3, 3\)",
+        ),
+        (
+            lambda state: {**state, "conv1.weight": torch.zeros(9, 3, 3, 3)},
+            r"conv1.weight is \(9, 3, 3, 3\), \(6, 3, 3, 3\)",
+        ),
+        (
+            lambda state: {key: state[key] for key in state if key != "bn1.bias"},
+            r"bn1.bias is missing, \(6,\) expected",
+        ),
+        (lambda state: {**state, "conv9.weight": torch.zeros(1)}, r"conv9.weight is not known there"),
     ],
 )
 def test_a_checkpoint_of_another_architecture_is_one_sentence(change, fact):

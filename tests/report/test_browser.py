@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fewshift.lab.bench.runs import report_run
 from fewshift.report.pages import adaptation_page, demo_page
-from tests.conftest import Tab
+from tests.helpers.browser import Tab
 from tests.helpers.pages import JUDGED, demonstration
-from tests.helpers.runs import FEATURES, GRIDS, embedded, fill
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser, and each page made once
+pytestmark = pytest.mark.xdist_group("pages")  # one browser, and each page made once
 
-RUN = ("plain", "batches", "alphas", "objective")  # with features, every kind of figure that a run can have
 INK = {"light": "rgb(28, 28, 32)", "dark": "rgb(231, 229, 224)"}
 
 UNDRAWN = """[
@@ -44,14 +41,12 @@ COLOURS = """[...document.querySelectorAll('svg')].map(svg => svg.querySelector(
 
 @pytest.fixture(scope="module", params=["run", "demo", "evidence", "many classes", "forty"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, browser: object) -> Path:
+    if request.param == "run":
+        return request.getfixturevalue("page_of_all_grids")
     folder = tmp_path_factory.mktemp("pages")
     if request.param == "demo":
         return demo_page(demonstration(), folder / "demo.html")
-    if request.param in JUDGED:
-        return adaptation_page(JUDGED[request.param](), folder / "adaptation.html")
-    for name in RUN:
-        fill(folder, name, GRIDS[name])
-    return report_run(fill(folder, "features", FEATURES, embedded)).page
+    return adaptation_page(JUDGED[request.param](), folder / "adaptation.html")
 
 
 @pytest.mark.parametrize("width", [390, 1200])

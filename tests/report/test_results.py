@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,42 +18,11 @@ from fewshift.trust.comparison import Row
 from fewshift.trust.guard import Evidence
 from fewshift.trust.held_out import ImageAnswers
 from fewshift.trust.learning_curve import Measured
-from tests.core.test_pixels import scenes, street
-from tests.helpers.networks import make_support, make_tiny
+from tests.helpers.networks import make_support, make_tiny, scenes, street
+from tests.helpers.pages import Page
 
 FAST = L2(epochs=1)
 SUPPORT = make_support(5)
-VOID = {"meta", "img", "br", "hr", "link", "input"}
-
-
-class Tags(HTMLParser):
-    """The tags of a page, those left open, and those closed in the wrong order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-        self.open: list[str] = []
-        self.mismatched: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.seen.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: object) -> None:
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.mismatched.append(tag)
-
-
-def read(page: Path) -> tuple[Tags, str]:
-    """The tags, and the words without them."""
-    text = page.read_text("utf-8")
-    words = re.sub(r"<style.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL)
-    return Tags(text), " ".join(html.unescape(words).split())
 
 
 def comparison(labels: Tensor, select: str | None = None, **right: int) -> Comparison:
@@ -134,21 +99,21 @@ def test_the_page_of_a_comparison_has_every_difference_and_escapes_reasons(three
     failed = Row("flute", METHODS["flute"](), Evidence(None, error="<b>never</b> seen"), 0.0)
     rows = (*three.rows, failed)
     result = Comparison(rows, three.source, "best", "cv", "Tiny", SUPPORT, 0, 0.0)
-    tags, words = read(result.report(tmp_path / "page.html"))
-    assert (tags.open, tags.mismatched) == ([], [])
-    assert not {"script", "link", "iframe"} & set(tags.seen)
-    assert "<b>never</b> seen" in words
-    assert result.words in words
-    assert result.rule in words
-    assert prose.gain(result.selected_gain) in words
+    page = Page(result.report(tmp_path / "page.html"))
+    assert (page.open, page.mismatched) == ([], [])
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in page.elements}
+    assert "<b>never</b> seen" in page.words
+    assert result.words in page.words
+    assert result.rule in page.words
+    assert prose.gain(result.selected_gain) in page.words
     for row in result.differences.values():
         for gain in row.values():
-            assert f"{gain.low:+.1f} to {gain.high:+.1f}" in words
+            assert f"{gain.low:+.1f} to {gain.high:+.1f}" in page.words
 
 
 def test_the_page_of_pixels_speaks_of_pixels(tmp_path):
     result = fewshift.compare(street(), scenes(3), ["adabn"], select="best")
-    _, words = read(result.report(tmp_path / "page.html"))
+    words = Page(result.report(tmp_path / "page.html")).words
     assert "pixels" in result.words
     assert "pixels" in words
     assert "temperature" not in words
@@ -259,11 +224,11 @@ def test_the_page_of_a_curve_is_whole_and_has_the_verdict(kind, small, tmp_path)
         "pixels": lambda: fewshift.learning_curve(street(), scenes(3), method="adabn", draws=2),
         "single k": lambda: fewshift.learning_curve(make_tiny(), SUPPORT, method="source", shots=(1,), draws=1),
     }[kind]()
-    tags, words = read(result.report(tmp_path / "curve.html"))
-    assert (tags.open, tags.mismatched) == ([], [])
-    assert not {"script", "link", "iframe"} & set(tags.seen)
-    assert result.words[1:] in words
-    assert result.luck[1:] in words
+    page = Page(result.report(tmp_path / "curve.html"))
+    assert (page.open, page.mismatched) == ([], [])
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in page.elements}
+    assert result.words[1:] in page.words
+    assert result.luck[1:] in page.words
     for row in result.table():
-        assert row["90 % interval"] in words
-    assert ("outside the support" in words) is result.outside
+        assert row["90 % interval"] in page.words
+    assert ("outside the support" in page.words) is result.outside

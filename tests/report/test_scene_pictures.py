@@ -70,8 +70,8 @@ def test_a_row_shows_image_labels_and_answers_each_with_its_words(tmp_path):
     assert not page.open
     assert not page.mismatched
     assert len(page.all("img")) == 2 * (4 + 2)  # and where each of two answers is wrong
-    assert all(it["alt"] for it in page.all("img"))
-    assert len({it["alt"] for it in page.all("img")}) == len(page.all("img"))
+    assert all(image["alt"] for image in page.all("img"))
+    assert len({image["alt"] for image in page.all("img")}) == len(page.all("img"))
     assert "x<y>.png" in page.words
     assert "<y>" not in page.source
     for title in ("image", "labels", "source", "adapted"):
@@ -81,9 +81,12 @@ def test_a_row_shows_image_labels_and_answers_each_with_its_words(tmp_path):
 def test_the_pictures_are_the_labels_and_the_answers(tmp_path):
     one = scene()
     page = page_of(side_by_side([one], CLASSES, key="k"), tmp_path)
-    images = [np.asarray(picture(it["src"])) for it in page.all("img") if it["class"] != "photo"]
-    expected = [one.labels, *(it for answer in one.answers.values() for it in (answer, wrong(one.labels, answer)))]
-    assert all(np.array_equal(image, it.numpy()) for image, it in zip(images, expected, strict=True))
+    images = [np.asarray(picture(image["src"])) for image in page.all("img") if image["class"] != "photo"]
+    expected = [
+        one.labels,
+        *(shown for answer in one.answers.values() for shown in (answer, wrong(one.labels, answer))),
+    ]
+    assert all(np.array_equal(image, labels.numpy()) for image, labels in zip(images, expected, strict=True))
 
 
 def wrong(labels: Tensor, answer: Tensor) -> Tensor:
@@ -94,9 +97,9 @@ def test_a_row_tells_the_iou_before_and_after(tmp_path):
     one = scene()
     scores = [np.mean(naive_ious(one.labels, answer)) for answer in one.answers.values()]
     words = page_of(side_by_side([one], CLASSES, key="k"), tmp_path).words
-    before, after = (100 * it for it in scores)
+    before, after = (100 * score for score in scores)
     assert f"mean IoU {before:.1f} → {after:.1f} ({after - before:+.1f})" in words
-    assert [image_iou(one.labels, it, 4) for it in one.answers.values()] == pytest.approx(scores)
+    assert [image_iou(one.labels, answer, 4) for answer in one.answers.values()] == pytest.approx(scores)
 
 
 def test_a_score_that_is_known_is_told_as_it_is(tmp_path):
@@ -107,19 +110,20 @@ def test_a_score_that_is_known_is_told_as_it_is(tmp_path):
 def naive_ious(labels: Tensor, answer: Tensor) -> list[float]:
     labels, answer = labels[labels != 255], answer[labels != 255]
     pairs = [
-        (set((labels == it).nonzero()[:, 0].tolist()), set((answer == it).nonzero()[:, 0].tolist())) for it in range(4)
+        (set((labels == label).nonzero()[:, 0].tolist()), set((answer == label).nonzero()[:, 0].tolist()))
+        for label in range(4)
     ]
     return [len(one & other) / len(one | other) for one, other in pairs if one | other]
 
 
 def test_a_change_is_that_of_the_numbers_beside_it(tmp_path):
-    for before, after, told in ((0.12151, 0.12249, "12.2 → 12.2 (+0.0)"), (0.1224, 0.1216, "12.2 → 12.2 (+0.0)")):
+    for before, after, change in ((0.12151, 0.12249, "12.2 → 12.2 (+0.0)"), (0.1224, 0.1216, "12.2 → 12.2 (+0.0)")):
         one = replace(scene(), scores={"source": before, "adapted": after})
-        assert f"mean IoU {told}" in page_of(side_by_side([one], CLASSES, key="k"), tmp_path).words
+        assert f"mean IoU {change}" in page_of(side_by_side([one], CLASSES, key="k"), tmp_path).words
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "fact"),
     [
         (
             Sizes([(256, 192)], [(480, 360)]),
@@ -132,9 +136,9 @@ def test_a_change_is_that_of_the_numbers_beside_it(tmp_path):
         ),
     ],
 )
-def test_the_page_says_at_which_size_pixels_are_counted(tmp_path, sizes, told):
+def test_the_page_says_at_which_size_pixels_are_counted(tmp_path, sizes, fact):
     scores = replace(scores_of([scene()]), sizes=sizes)
-    assert told in Page(evaluation_page(scores, [], [], tmp_path / "e.html", origin={})).words
+    assert fact in Page(evaluation_page(scores, [], [], tmp_path / "e.html", origin={})).words
 
 
 def test_the_legend_names_what_can_be_seen_and_nothing_else(tmp_path):
@@ -146,9 +150,9 @@ def test_the_legend_names_what_can_be_seen_and_nothing_else(tmp_path):
 
 def test_several_figures_of_a_page_keep_their_switches_apart(tmp_path):
     page = page_of(side_by_side([scene()], key="one") + side_by_side([scene()], key="two"), tmp_path)
-    ids = [it["id"] for _, it in page.elements if "id" in it]
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids)) == 2
-    assert [it["for"] for it in page.all("label")] == ids
+    assert [label["for"] for label in page.all("label")] == ids
 
 
 def test_an_image_without_any_label_is_shown_without_a_score(tmp_path):
@@ -164,9 +168,10 @@ def test_an_image_without_any_label_is_shown_without_a_score(tmp_path):
 
 def scores_of(scenes: list[Scene]) -> PixelEvaluation:
     tallies = {
-        name: sum(PIXELS.tally(it.labels, it.answers[name], 4) for it in scenes) for name in ("source", "adapted")
+        name: sum(PIXELS.tally(scene.labels, scene.answers[name], 4) for scene in scenes)
+        for name in ("source", "adapted")
     }
-    images = {name: [image_iou(it.labels, it.answers[name], 4) for it in scenes] for name in tallies}
+    images = {name: [image_iou(scene.labels, scene.answers[name], 4) for scene in scenes] for name in tallies}
     return PixelEvaluation(CLASSES, tallies, images)
 
 
@@ -178,7 +183,7 @@ def test_the_page_of_an_evaluation_is_whole_escaped_and_honest(tmp_path):
     assert not page.open
     assert not page.mismatched
     assert "script" not in {tag for tag, _ in page.elements}
-    assert all(it.keys() == {"class", "src", "width", "height", "alt"} for it in page.all("img"))
+    assert all(image.keys() == {"class", "src", "width", "height", "alt"} for image in page.all("img"))
     assert "better on 4, worse on 0" in page.words
     assert "No image lost." in page.words
     assert "Whether any of these images was in the support set" in page.words
@@ -208,10 +213,10 @@ def test_the_page_of_an_adaptation_shows_its_scenes_and_says_that_they_prove_not
     assert (first if count > PICTURED else "These are the images that the network was fitted to.") in page.words
     assert "no evidence that it does so elsewhere" in page.words
     with torch.no_grad():
-        answers = [it(result.support.images[:1]).argmax(1)[0] for it in (result.source, result.model)]
-    maps = [np.asarray(picture(it["src"])) for it in page.all("img") if it["class"] == "map"][:3]
+        answers = [network(result.support.images[:1]).argmax(1)[0] for network in (result.source, result.model)]
+    maps = [np.asarray(picture(image["src"])) for image in page.all("img") if image["class"] == "map"][:3]
     expected = [result.support.labels[0], *answers]
-    assert all(np.array_equal(image, it.numpy()) for image, it in zip(maps, expected, strict=True))
+    assert all(np.array_equal(image, labels.numpy()) for image, labels in zip(maps, expected, strict=True))
 
 
 def test_a_network_left_as_it_is_answers_once(tmp_path):

@@ -22,8 +22,7 @@ from fewshift.trust.calibration import (
     temperatures_of_others,
 )
 from fewshift.trust.held_out import ImageAnswers
-from tests.core.test_pixels import scenes, street
-from tests.helpers.networks import make_support, make_tiny, same_state, state
+from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street
 
 HEAD = METHODS["finetune-head"](epochs=40, lr=3.0)
 DEGREES = [10 ** (step / 20) for step in range(-40, 41)]  # the temperatures that are tried

@@ -22,8 +22,7 @@ from fewshift.methods.catalog import method_from_words
 from fewshift.methods.finetune import L2
 from fewshift.trust.choice import Choice, choose, cross_validate, fit_chosen
 from fewshift.trust.held_out import ImageAnswers, folds_of
-from tests.core.test_pixels import scenes, street
-from tests.helpers.networks import make_support, make_tiny, same_state, state
+from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street
 
 QUICK = Auto(epochs=1)
 CLASSIFIERS = ["finetuned", "ncc", "source"]

@@ -20,8 +20,7 @@ from fewshift.methods.finetune import L2
 from fewshift.trust.comparison import Ranking, Row
 from fewshift.trust.guard import Evidence, Missing
 from fewshift.trust.held_out import ImageAnswers, folds_of, log_losses
-from tests.core.test_pixels import scenes, street
-from tests.helpers.networks import make_support, make_tiny, same_state, state
+from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street
 
 SUPPORT = make_support(5)
 FOUR = ["source", "adabn", L2(epochs=2), Auto(epochs=2)]

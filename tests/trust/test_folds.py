@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from fewshift import FewshiftError, Support
 from fewshift.trust.held_out import folds_of
-from tests.core.test_pixels import scenes
-from tests.helpers.networks import make_support
+from tests.helpers.networks import make_support, scenes
 
 
 def vectors(shots: int, classes: int) -> Support:

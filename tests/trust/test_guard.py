@@ -17,8 +17,7 @@ from fewshift.methods.finetune import L2
 from fewshift.trust.gain import Gain, gain_from
 from fewshift.trust.guard import CLEAR, Evidence, Fact, Missing, Rule, Weakness, decide
 from fewshift.trust.held_out import ImageAnswers, PixelAnswers
-from tests.core.test_pixels import mixed_sizes, scenes, street
-from tests.helpers.networks import make_support, make_tiny, same_state, state
+from tests.helpers.networks import make_support, make_tiny, mixed_sizes, same_state, scenes, state, street
 
 SUPPORT = make_support(5)
 FAST = L2(epochs=2)

@@ -20,8 +20,7 @@ from fewshift.trust.held_out import (
     shares_right,
     temperature,
 )
-from tests.core.test_pixels import mixed_sizes, scenes, street
-from tests.helpers.networks import make_support, make_tiny
+from tests.helpers.networks import make_support, make_tiny, mixed_sizes, scenes, street
 
 STEP = 10**0.05  # between neighbouring temperatures that are tried
 

@@ -64,15 +64,15 @@ def test_the_same_picture_has_the_same_hash_in_every_file_and_form(tmp_path):
         image.save(tmp_path / name, **({"compress_level": 1} if name == "b.png" else {}))
     forms = [Image.open(file) for file in tmp_path.iterdir()]
     forms += [image, np.array(image), torch.from_numpy(np.array(image)).permute(2, 0, 1)]
-    assert len({content_hash(it) for it in forms}) == 1
-    assert len({int(fingerprints([it]).perceptual[0]) for it in forms}) == 1
+    assert len({content_hash(form) for form in forms}) == 1
+    assert len({int(fingerprints([form]).perceptual[0]) for form in forms}) == 1
 
 
 def test_a_grey_picture_equals_the_colour_picture_of_the_same_shades():
     grey = picture(0).convert("L")
     shades = np.array(grey)
     forms = [grey, grey.convert("RGB"), grey.convert("P"), shades, shades[..., None], torch.from_numpy(shades)[None]]
-    assert len({content_hash(it) for it in forms}) == 1
+    assert len({content_hash(form) for form in forms}) == 1
 
 
 def test_one_pixel_makes_another_hash():
@@ -96,7 +96,7 @@ def test_tensors_are_compared_by_value():
 def test_perceptual_bits_are_the_signs_of_the_lowest_frequencies():
     grey = np.array(picture(0, 32).convert("RGB"), float) @ [0.299, 0.587, 0.114]
     table = dctn(grey, type=2)
-    places = sorted(((i, j) for i in range(32) for j in range(32) if i + j), key=lambda it: (sum(it), it))[:64]
+    places = sorted(((i, j) for i in range(32) for j in range(32) if i + j), key=lambda place: (sum(place), place))[:64]
     expected = int("".join(str(int(table[place] > 0)) for place in places), 2)
     assert fingerprints([picture(0, 32)]).perceptual.tolist() == [expected]
 
@@ -111,11 +111,11 @@ def test_what_is_no_image_is_one_sentence(thing):
 
 
 AGAIN = {
-    "JPEG": lambda it: jpeg(it, 30),
-    "half the size": lambda it: it.resize((20, 20)),
-    "twice the size": lambda it: it.resize((80, 80)),
-    "less contrast": lambda it: ImageEnhance.Contrast(it).enhance(0.7),
-    "grey": lambda it: it.convert("L"),
+    "JPEG": lambda image: jpeg(image, 30),
+    "half the size": lambda image: image.resize((20, 20)),
+    "twice the size": lambda image: image.resize((80, 80)),
+    "less contrast": lambda image: ImageEnhance.Contrast(image).enhance(0.7),
+    "grey": lambda image: image.convert("L"),
 }
 
 
@@ -123,41 +123,41 @@ AGAIN = {
 def test_a_picture_that_was_saved_again_is_nearly_the_same(how):
     support, evaluation = [picture(seed) for seed in range(4)], [picture(seed) for seed in range(10, 20)]
     evaluation[7] = AGAIN[how](picture(2))
-    found = find_leaks(support, evaluation)
-    assert found.identical == ()
-    assert [pair[:2] for pair in found.near] == [(2, 7)]
+    leaks = find_leaks(support, evaluation)
+    assert leaks.identical == ()
+    assert [pair[:2] for pair in leaks.near] == [(2, 7)]
 
 
 def test_different_pictures_are_left_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = find_leaks([picture(it) for it in range(40)], [picture(it) for it in range(100, 200)])
-        refuse_leaks(found)
-    assert not found
+        leaks = find_leaks([picture(seed) for seed in range(40)], [picture(seed) for seed in range(100, 200)])
+        refuse_leaks(leaks)
+    assert not leaks
 
 
 def test_different_digits_are_rarely_flagged_and_copies_always_are():
     (train, _), (held_out, _) = digits.split()
     train, held_out = digits.normalise(train[:300]), digits.normalise(held_out[:700])
-    found = find_leaks(train, held_out)
-    assert found.identical == ()
-    assert len(found.near) <= 2
+    leaks = find_leaks(train, held_out)
+    assert leaks.identical == ()
+    assert len(leaks.near) <= 2
     leaking = torch.cat([held_out, train[[5, 250]]])
     assert find_leaks(train, leaking).identical == ((5, 700), (250, 701))
 
 
 def test_single_shades_are_alike_only_if_they_are_the_same():
     shades = [torch.full((3, 9, 9), value) for value in (0.1, 0.7, 0.7)]
-    found = find_leaks(shades[:2], shades[2:])
-    assert found.identical == ((1, 0),)
-    assert found.near == ()
+    leaks = find_leaks(shades[:2], shades[2:])
+    assert leaks.identical == ((1, 0),)
+    assert leaks.near == ()
 
 
 def test_tensors_that_are_no_pictures_are_compared_by_content_alone():
     vectors = torch.eye(6)
-    found = find_leaks(vectors[:3], vectors[2:])
-    assert found.identical == ((2, 0),)
-    assert found.near == ()
+    leaks = find_leaks(vectors[:3], vectors[2:])
+    assert leaks.identical == ((2, 0),)
+    assert leaks.near == ()
 
 
 def as_domain(folder: Path) -> Domain:
@@ -170,17 +170,17 @@ def as_tensors(folder: Path) -> Tensor:
 
 
 FORMS = {
-    "a folder": lambda it: it,
+    "a folder": lambda folder: folder,
     "its name": str,
-    "files": lambda it: sorted(it.rglob("*.png")),
-    "a dataset": lambda it: labelled_folder(it, STEPS),
+    "files": lambda folder: sorted(folder.rglob("*.png")),
+    "a dataset": lambda folder: labelled_folder(folder, STEPS),
     "a domain": as_domain,
     "tensors": as_tensors,
-    "arrays": lambda it: list(as_tensors(it).numpy()),
-    "images and labels": lambda it: labelled_folder(it, STEPS).tensors(),
-    "a support": lambda it: Support(*labelled_folder(it, STEPS).tensors()),
-    "unlabelled": lambda it: Unlabelled(as_tensors(it)),
-    "fingerprints": lambda it: fingerprints(it, STEPS),
+    "arrays": lambda folder: list(as_tensors(folder).numpy()),
+    "images and labels": lambda folder: labelled_folder(folder, STEPS).tensors(),
+    "a support": lambda folder: Support(*labelled_folder(folder, STEPS).tensors()),
+    "unlabelled": lambda folder: Unlabelled(as_tensors(folder)),
+    "fingerprints": lambda folder: fingerprints(folder, STEPS),
 }
 
 
@@ -226,9 +226,9 @@ def test_an_image_in_both_sets_is_an_error_that_names_it(places):
     support, evaluation = places
     for seed in range(5):
         picture(seed).save(evaluation / "ant" / f"copy{seed}.png")
-    with pytest.raises(FewshiftError) as told:
+    with pytest.raises(FewshiftError) as error:
         refuse_leaks(find_leaks(support, evaluation))
-    sentence = str(told.value)
+    sentence = str(error.value)
     assert sentence.startswith("5 of the 6 support images are also among the 17 evaluation images (")
     assert f"{support / 'ant' / '0.png'} and {evaluation / 'ant' / 'copy0.png'}" in sentence
     assert "and 2 more" in sentence
@@ -238,10 +238,10 @@ def test_an_image_in_both_sets_is_an_error_that_names_it(places):
 def test_a_similar_image_is_a_warning_that_names_it(places):
     support, evaluation = places
     jpeg(picture(4), 60).save(evaluation / "bee" / "again.jpg")
-    found = find_leaks(support, evaluation)
+    leaks = find_leaks(support, evaluation)
     with pytest.warns(LeakWarning, match=r"1 of the 6 support images is nearly the same .*4\.png and .*again\.jpg\)"):
-        refuse_leaks(found)
-    facts = json.loads(json.dumps(found.to_json()))
+        refuse_leaks(leaks)
+    facts = json.loads(json.dumps(leaks.to_json()))
     assert facts["identical"] == []
     assert facts["near"][0][:2] == [str(support / "ant" / "4.png"), str(evaluation / "bee" / "again.jpg")]
 

@@ -21,8 +21,7 @@ from fewshift.methods.auto import Auto
 from fewshift.methods.finetune import L2
 from fewshift.trust.gain import LEVEL, paired_interval
 from fewshift.trust.learning_curve import Measured, checked_shots, rotated
-from tests.core.test_pixels import mixed_sizes, scenes, street
-from tests.helpers.networks import make_support, make_tiny, same_state, state
+from tests.helpers.networks import make_support, make_tiny, mixed_sizes, same_state, scenes, state, street
 
 FAST = L2(epochs=2)
 SUPPORT = make_support(6)

@@ -207,7 +207,7 @@ def test_a_cell_named_twice_is_run_once(tmp_path):
 
 def test_a_kill_loses_at_most_the_running_cell(tmp_path):
     process = forked(one_worker, str(tmp_path), 0.1)
-    wait_for(lambda: lines_of(tmp_path / "told") >= 1, process)
+    wait_for(lambda: lines_of(tmp_path / "heard") >= 1, process)
     process.kill()
     process.join()
     done = len(Records(tmp_path).read())
@@ -222,11 +222,11 @@ def test_two_processes_on_one_folder_share_the_work(tmp_path):
     processes = [forked(one_worker, str(tmp_path), 0.1) for _ in range(2)]
     for process in processes:
         process.join()
-    assert lines_of(tmp_path / "told") == lines_of(tmp_path / "records.jsonl") == 4
+    assert lines_of(tmp_path / "heard") == lines_of(tmp_path / "records.jsonl") == 4
 
 
 def one_worker(folder: str, pause: float) -> None:
-    sweeping(folder, tiny_materials, (pause,), f"{folder}/told", workers=1)
+    sweeping(folder, tiny_materials, (pause,), f"{folder}/heard", workers=1)
 
 
 def test_networks_and_domains_are_loaded_once():

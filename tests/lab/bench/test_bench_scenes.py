@@ -75,9 +75,9 @@ def test_a_result_is_what_doing_it_by_hand_gives(tmp_path):
     scenes = folder(tmp_path)
     result = run(cell("lccs", 3, seed=2), materials(SceneSplit(scenes, scenes)))
     drawn = result["support"]
-    rest = [it for it in range(8) if it not in drawn]
+    rest = [index for index in range(8) if index not in drawn]
     assert sorted(map(int, result["image_iou"])) == rest
-    images, labels = zip(*(scenes[it] for it in drawn), strict=True)
+    images, labels = zip(*(scenes[index] for index in drawn), strict=True)
     model = LCCS().adapt(street(), Target(Support(images, labels)), seed=2)
     assert result["mean_iou"] == pytest.approx(by_hand(model, scenes, rest), abs=1e-3)
     assert np.array(result["tally"]).sum() == len(rest) * 14 * 24
@@ -86,9 +86,9 @@ def test_a_result_is_what_doing_it_by_hand_gives(tmp_path):
 def test_all_rows_share_one_test_set_and_draws_are_nested(tmp_path):
     scenes = folder(tmp_path)
     shop = materials(SceneSplit(scenes, scenes))
-    rows = [run(cell(*it), shop) for it in (("source",), ("adabn", 1), ("lccs", 2), ("l2", 3))]
-    assert len({tuple(it["image_iou"]) for it in rows}) == 1
-    one, two, three = (it["support"] for it in rows[1:])
+    rows = [run(cell(*arguments), shop) for arguments in (("source",), ("adabn", 1), ("lccs", 2), ("l2", 3))]
+    assert len({tuple(row["image_iou"]) for row in rows}) == 1
+    one, two, three = (row["support"] for row in rows[1:])
     assert one == two[:1]
     assert two == three[:2]
     assert not set(three) & set(map(int, rows[0]["image_iou"]))
@@ -129,10 +129,10 @@ def test_the_scenes_that_gained_and_lost_most_are_those_of_the_scores(tmp_path):
     shop = materials(SceneSplit(scenes, scenes))
     before, after = run(cell("source"), shop), run(cell("lccs", 3), shop)
     gained, lost = extremes(before, after)
-    change = {it: after["image_iou"][it] - before["image_iou"][it] for it in before["image_iou"]}
-    order = sorted(change, key=lambda it: -change[it])
-    assert [it.name for it in gained] == [f"{it}.png" for it in order if change[it] > 0][:3]
-    assert [it.name for it in lost] == [f"{it}.png" for it in reversed(order) if change[it] < 0][:3]
+    change = {name: after["image_iou"][name] - before["image_iou"][name] for name in before["image_iou"]}
+    order = sorted(change, key=lambda name: -change[name])
+    assert [scene.name for scene in gained] == [f"{name}.png" for name in order if change[name] > 0][:3]
+    assert [scene.name for scene in lost] == [f"{name}.png" for name in reversed(order) if change[name] < 0][:3]
     for scene in gained + lost:
         index = int(scene.name.removesuffix(".png"))
         assert torch.equal(scene.labels.long(), scenes[index][1])  # 24 pixels wide: nothing was reduced
@@ -157,7 +157,7 @@ def test_a_run_on_scenes_becomes_a_table_of_iou_and_a_page_of_pictures(tmp_path)
     sweep(Grid.load(file).cells(), out, shop_of, (tmp_path / "data",), workers=1, tell=lambda *_: None)
     (out / "grids").mkdir(exist_ok=True)
     (out / "grids" / "scenes.toml").write_text(GRID)
-    json.dumps([it["result"] for it in Records(out).read().values()])
+    json.dumps([record["result"] for record in Records(out).read().values()])
     page = report_run(out).page.read_text()
     assert "mean IoU" in page
     assert "the images that" in page

@@ -10,45 +10,74 @@ import torch
 from torch import nn
 
 from fewshift import FewshiftError
-from fewshift.core.network import Network
 from fewshift.lab.bench.cell import FeatureCell, Sample
-from fewshift.lab.bench.features import FeatureGrid, _drawn, _features, embed, gap, load_grid
+from fewshift.lab.bench.features import FeatureGrid, embed, gap, load_grid
 from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.sweep import sweep
-from tests.helpers.bench import DOMAIN, tiny_materials
+from tests.helpers.bench import DOMAIN, Held, tiny_materials
 from tests.helpers.networks import make_tiny
 
 CELL = FeatureCell("toy", "tiny", "two", Sample("here"), Sample("here", "batch", "balanced"), images=30, batch_size=8)
 
 
-def test_samples_of_one_domain_share_no_image_and_balanced_ones_have_equal_classes():
-    first, second = _drawn(CELL, [DOMAIN, DOMAIN])
+class Recorded(Held):
+    """A domain that keeps which images each sample had."""
+
+    def batches(self, batches):
+        self.drawn = [*getattr(self, "drawn", []), torch.cat(list(batches))]
+        return super().batches(batches)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The features that would be embedded, before and after the layer."""
+    features = []
+
+    class FirstTwo:
+        def __init__(self, *_, **__):
+            pass
+
+        def fit_transform(self, rows):
+            features.append(torch.tensor(rows))
+            return rows[:, :2]
+
+    monkeypatch.setattr("sklearn.manifold.TSNE", FirstTwo)
+    return features
+
+
+def test_samples_of_one_domain_share_no_image_and_balanced_ones_have_equal_classes(seen):
+    domain = Recorded(DOMAIN.pictures, DOMAIN.labels)
+    result = embed(CELL, Materials(lambda _: make_tiny(), lambda _: domain))
+    first, second = domain.drawn
+    assert result["labels"] == [DOMAIN.labels[first].tolist(), DOMAIN.labels[second].tolist()]
     assert not set(first.tolist()) & set(second.tolist())
     assert len(first) == len(second) == 30
     assert DOMAIN.labels[second].bincount().tolist() == [10, 10, 10]
 
 
 def last_batchnorm(model: nn.Module) -> str:
-    return [name for name, it in model.named_modules() if isinstance(it, nn.BatchNorm2d)][-1]
+    return [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)][-1]
 
 
 @pytest.mark.parametrize("statistics", ["source", "batch"])
-def test_features_are_what_the_layer_itself_gives_before_its_weights(statistics):
-    model = make_tiny()
-    name = last_batchnorm(model)
-    layer = model.get_submodule(name)
-    indices = torch.arange(20)
-    before, after = _features(Network.of(model, DOMAIN.pictures[:2]), name, Sample("x", statistics), DOMAIN, indices, 8)
+def test_features_are_what_the_layer_itself_gives_before_its_weights(seen, statistics):
+    model, domain = make_tiny(), Recorded(DOMAIN.pictures, DOMAIN.labels)
+    layer = model.get_submodule(last_batchnorm(model))
+    cell = replace(CELL, first=Sample("here", statistics))
+    embed(cell, Materials(lambda _: model, lambda _: domain))
+    indices = domain.drawn[0]
+    before, after = (features[: len(indices)].float() for features in seen)
 
     inputs = []
-    handle = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    handle = layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     expected = []
     with torch.no_grad():
         for batch in indices.split(8):
             model(DOMAIN.pictures[batch])
             plain = nn.BatchNorm2d(layer.num_features, eps=layer.eps, affine=False)
             plain.load_state_dict(
-                {key: it for key, it in layer.state_dict().items() if "running" in key or "num" in key}
+                {key: tensor for key, tensor in layer.state_dict().items() if "running" in key or "num" in key}
             )
             expected.append(plain.train(statistics == "batch")(inputs[-1]).mean((2, 3)))
     handle.remove()
@@ -71,7 +100,7 @@ def test_a_comparison_is_a_record_like_any_other(tmp_path):
     heard = []
     sweep([CELL], tmp_path, tiny_materials, (), workers=1, tell=heard.append)
     result = heard[0]["result"]
-    assert [len(it) for it in result["before"]] == [len(it) for it in result["labels"]] == [30, 30]
+    assert [len(sample) for sample in result["before"]] == [len(sample) for sample in result["labels"]] == [30, 30]
     assert json.loads(json.dumps(result)) == result
     assert heard[0]["key"] == CELL.key != replace(CELL, seed=1).key
     heard.clear()

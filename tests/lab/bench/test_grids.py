@@ -30,10 +30,10 @@ def row_of(name: str, label: str, **condition: object) -> GridRow:
 
 def printed(row: GridRow) -> list[tuple[str, str | None, float]]:
     """The paper's values as (target, shots or None, value)."""
-    found: list[tuple[str, str | None, float]] = []
+    values: list[tuple[str, str | None, float]] = []
     for target, value in (row.paper or {}).items():
-        found += [(target, k, v) for k, v in value.items()] if isinstance(value, dict) else [(target, None, value)]
-    return found
+        values += [(target, k, v) for k, v in value.items()] if isinstance(value, dict) else [(target, None, value)]
+    return values
 
 
 def test_there_is_a_grid_for_every_table():
@@ -68,10 +68,10 @@ def test_a_file_says_what_it_mirrors_and_has_three_seeds(path):
 
 @each_grid
 def test_targets_are_domains_of_the_data_set_and_no_network_is_judged_on_its_own(path):
-    it = Grid.load(path)
-    assert len(set(it.targets)) == len(it.targets)
-    for place in it.columns:
-        if it.dataset:  # segmentation's are described elsewhere
+    loaded = Grid.load(path)
+    assert len(set(loaded.targets)) == len(loaded.targets)
+    for place in loaded.columns:
+        if loaded.dataset:  # segmentation's are described elsewhere
             assert set(place.target.split("+")) <= set(COLLECTIONS[place.dataset].domains)
             assert place.origin in ("", *COLLECTIONS[place.dataset].domains)
         assert place.origin != place.target
@@ -86,29 +86,29 @@ def test_rows_are_told_apart_by_label_and_condition(path):
 
 @each_grid
 def test_shots_are_given_to_those_who_look_at_a_support_and_fit_the_one_held_out(path):
-    it = Grid.load(path)
-    for row in it.rows:
+    loaded = Grid.load(path)
+    for row in loaded.rows:
         needs = METHODS[row.method].needs
         assert needs is Needs.EITHER or bool(row.shots) == (needs is Needs.SUPPORT)
-        assert all(1 <= shots <= it.largest_support for shots in row.shots)
+        assert all(1 <= shots <= loaded.largest_support for shots in row.shots)
 
 
 @each_grid
 def test_the_papers_values_are_percentages_of_cells_of_the_row(path):
-    it = Grid.load(path)
-    for row in it.rows:
+    loaded = Grid.load(path)
+    for row in loaded.rows:
         values = printed(row)
-        assert all(target in (*it.targets, "average") for target, _, _ in values)
+        assert all(target in (*loaded.targets, "average") for target, _, _ in values)
         assert {k for _, k, _ in values} <= {str(shots) for shots in row.shots} | {None}
         assert all(type(value) is float and 0 <= value <= 100 for _, _, value in values)
-        assert {target for target, _, _ in values} - {"average"} in (set(), set(it.targets))
+        assert {target for target, _, _ in values} - {"average"} in (set(), set(loaded.targets))
 
 
 def test_smoke_needs_no_data_root_and_is_small():
-    it = grid("smoke")
-    assert (it.dataset, it.source, it.targets) == ("digits", "mnist", ("uci",))
-    assert it.max_test == 500
-    assert len(it.cells()) == 15
+    loaded = grid("smoke")
+    assert (loaded.dataset, loaded.source, loaded.targets) == ("digits", "mnist", ("uci",))
+    assert loaded.max_test == 500
+    assert len(loaded.cells()) == 15
 
 
 def test_pacs_grids_cap_their_test_images_and_no_other_table_does():
@@ -178,9 +178,9 @@ def test_domains_average_to_the_printed_average(path):
 
 @pytest.mark.parametrize("name", ["features_visda", "features_digits"])
 def test_features_are_compared_under_the_three_conditions_of_the_appendix(name):
-    it = load_grid(GRIDS[0].parent / f"{name}.toml")
-    assert isinstance(it, FeatureGrid)
-    shift, size, mix = it.comparisons
+    loaded = load_grid(GRIDS[0].parent / f"{name}.toml")
+    assert isinstance(loaded, FeatureGrid)
+    shift, size, mix = loaded.comparisons
     assert shift.first.domain != shift.second.domain
     assert (size.first.statistics, size.second.statistics) == ("source", "batch")
     assert (mix.first.classes, mix.second.classes) == ("balanced", "as found")

@@ -34,6 +34,8 @@ from tests.helpers.runs import (
     undrawn,
 )
 
+pytestmark = pytest.mark.xdist_group("pages")  # the page of all grids is made once
+
 KINDS = {  # how the caption of a kind of figure begins, or what only it says
     "batch": "against test batch size",
     "alpha": "against alpha",
@@ -61,8 +63,8 @@ def kinds(page: Page) -> set[str]:
 
 def alt(page: Page, begins: str) -> str:
     """What the one figure says that begins so."""
-    [found] = [it["aria-label"] for it in page.all("svg") if str(it["aria-label"]).startswith(begins)]
-    return str(found)
+    [label] = [svg["aria-label"] for svg in page.all("svg") if str(svg["aria-label"]).startswith(begins)]
+    return str(label)
 
 
 def over(values: Sequence[float]) -> str:
@@ -80,27 +82,9 @@ def percents(shots: int | None = None, method: str = "lccs", batch: int = 128, a
     ]
 
 
-def by_blend(cell: Cell) -> dict[str, Any]:
-    """Best at v = 0.5; a loss of the first seed is not a number, which figures leave out."""
-    right = {0.0: 20, 0.5: 30, 1.0: 10}.get(cell.settings.get("init"), 25) + cell.seed
-    result = invented(cell, lambda _: right)
-    for point in result["notes"]["grid"][: 1 - cell.seed]:
-        point["loss"] = float("nan")
-    return result
-
-
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of all these grids."""
-    folder = tmp_path_factory.mktemp("runs") / "all"
-    for name, text in GRIDS.items():
-        fill(folder, name, text, by_blend if name == "objective" else invented)
-    return report_run(folder).page
-
-
-@pytest.fixture(scope="module")
-def whole(everything: Path) -> Page:
-    return Page(everything)
+def whole(page_of_all_grids: Path) -> Page:
+    return Page(page_of_all_grids)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +96,13 @@ def sections(whole: Page) -> dict[str, Page]:
 
 def test_the_page_needs_nothing_but_itself(whole: Page) -> None:
     assert not {tag for tag, _ in whole.elements} & {"script", "link", "iframe", "object", "embed", "base", "img"}
-    addresses = [it[name] for _, it in whole.elements for name in ("src", "href", "xlink:href") if name in it]
-    assert all(str(it).startswith("#") for it in addresses)
+    addresses = [
+        attributes[name]
+        for _, attributes in whole.elements
+        for name in ("src", "href", "xlink:href")
+        if name in attributes
+    ]
+    assert all(str(address).startswith("#") for address in addresses)
     assert not re.search(r"@import|url\((?!#)", whole.source)
 
 
@@ -138,12 +127,12 @@ def test_every_colour_of_a_figure_follows_the_theme(whole: Page) -> None:
         assert not re.search(r"(fill|stroke): (#|black|white)", bare)
 
 
-def test_the_page_is_small(everything: Path) -> None:
-    assert everything.stat().st_size < 1_500_000  # seven grids
+def test_the_page_is_small(page_of_all_grids: Path) -> None:
+    assert page_of_all_grids.stat().st_size < 1_500_000  # eight grids
 
 
 def test_several_grids_have_a_list_of_contents(whole: Page, tmp_path: Path) -> None:
-    assert [it["href"] for it in whole.all("a")] == [f"#grid-{number}" for number in range(1, len(GRIDS) + 1)]
+    assert [link["href"] for link in whole.all("a")] == [f"#grid-{number}" for number in range(1, len(GRIDS) + 1)]
     assert page_of(tmp_path / "run", ONE_POINT).all("a") == []
 
 
@@ -231,28 +220,28 @@ def test_a_seed_counts_in_an_average_only_with_all_its_targets(tmp_path: Path) -
 
 
 def test_accuracy_against_k_has_the_rows_without_labels_as_levels(sections: dict[str, Page]) -> None:
-    said = alt(sections["plain"], "Accuracy in % against k")
-    assert f"Source: {over(percents(method='source'))} throughout" in said
-    assert f"LCCS: {over(percents(1))} at 1, {over(percents(5))} at 5" in said
+    label = alt(sections["plain"], "Accuracy in % against k")
+    assert f"Source: {over(percents(method='source'))} throughout" in label
+    assert f"LCCS: {over(percents(1))} at 1, {over(percents(5))} at 5" in label
 
 
 def test_a_method_with_and_without_labels_is_a_line_and_a_level(tmp_path: Path) -> None:
     adabn = '\n[[rows]]\nmethod = "adabn"\nlabel = "AdaBN"\n'
     page = page_of(tmp_path / "run", HEAD.format(title="x") + adabn + adabn + "shots = [1, 5]\n")
-    said = alt(page, "Accuracy in % against k")
-    assert f"AdaBN: {over(percents(0))} throughout; AdaBN: {over(percents(1))} at 1" in said
+    label = alt(page, "Accuracy in % against k")
+    assert f"AdaBN: {over(percents(0))} throughout; AdaBN: {over(percents(1))} at 1" in label
 
 
 def test_accuracy_against_batch_size_joins_the_rows_of_one_method(sections: dict[str, Page]) -> None:
-    said = alt(sections["batches"], "Accuracy in % against test batch size")
+    label = alt(sections["batches"], "Accuracy in % against test batch size")
     small, large = percents(0, batch=8), percents(0, batch=128)
-    assert f"BN: {over(small)} at 8, {over(large)} at 128" in said
-    assert f"LCCS, k = 5: {over(percents(5))} throughout" in said
+    assert f"BN: {over(small)} at 8, {over(large)} at 128" in label
+    assert f"LCCS, k = 5: {over(percents(5))} throughout" in label
 
 
 def test_accuracy_against_alpha_begins_with_the_classes_as_found(sections: dict[str, Page]) -> None:
-    said = alt(sections["alphas"], "Accuracy in % against alpha")
-    assert f"LCCS, k = 5: {over(percents(5))} at 1, {over(percents(5, alpha=10))} at 10" in said
+    label = alt(sections["alphas"], "Accuracy in % against alpha")
+    assert f"LCCS, k = 5: {over(percents(5))} at 1, {over(percents(5, alpha=10))} at 10" in label
 
 
 def test_methods_that_depend_on_the_batch_have_one_picture_over_alpha_for_each_size(tmp_path: Path) -> None:
@@ -264,35 +253,37 @@ def test_methods_that_depend_on_the_batch_have_one_picture_over_alpha_for_each_s
 
 
 def test_many_rows_are_split_into_readable_pictures_with_lccs_in_each(sections: dict[str, Page]) -> None:
-    said = [str(it["aria-label"]) for it in sections["many"].all("svg") if "against k" in str(it["aria-label"])]
-    assert len(said) == 2
-    assert all(it.count("LCCS: ") == 1 and it.count(" at 10") <= 8 for it in said)
-    assert sum(it.count("row ") for it in said) == 12
+    labels = [str(svg["aria-label"]) for svg in sections["many"].all("svg") if "against k" in str(svg["aria-label"])]
+    assert len(labels) == 2
+    assert all(label.count("LCCS: ") == 1 and label.count(" at 10") <= 8 for label in labels)
+    assert sum(label.count("row ") for label in labels) == 12
 
 
 def test_the_chosen_blends_are_counted_once_for_each_draw_and_target(sections: dict[str, Page]) -> None:
-    said = alt(sections["alphas"], "How often each v was chosen")
-    counts = [1 if it == "once" else int(it) for it in re.findall(r"v = [\d.]+ (once|\d+)", said)]
+    label = alt(sections["alphas"], "How often each v was chosen")
+    counts = [1 if times == "once" else int(times) for times in re.findall(r"v = [\d.]+ (once|\d+)", label)]
     assert sum(counts) == 2 * 3
-    assert "k = 5: v = 0.5 6 times" in said
+    assert "k = 5: v = 0.5 6 times" in label
 
 
 def test_losses_over_v_stand_beside_the_test_score(sections: dict[str, Page]) -> None:
-    said = alt(sections["objective"], "Over the blend v")
+    label = alt(sections["objective"], "Over the blend v")
     mean = statistics.fmean(100 * (30 + seed) / PER_CLASS for seed in (0, 1, 2))
-    assert f"On test images the best v is v = 0.5 ({mean:.4g})" in said
-    assert re.search(r"Cross-entropy is least at v = 0.5 \(1\.\d+\); chosen: v = 0.5 6 times", said)
-    assert "Entropy is least at v = 0.5" in said
+    assert f"On test images the best v is v = 0.5 ({mean:.4g})" in label
+    assert re.search(r"Cross-entropy is least at v = 0.5 \(1\.\d+\); chosen: v = 0.5 6 times", label)
+    assert "Entropy is least at v = 0.5" in label
 
 
 def test_weights_of_layers_are_means_over_the_seeds_at_the_largest_k(
-    sections: dict[str, Page], everything: Path
+    sections: dict[str, Page], page_of_all_grids: Path
 ) -> None:
-    cells = Grid.load(everything.parent / "grids" / "plain.toml").cells()
-    north = [invented(it)["layers"] for it in cells if (it.method, it.target, it.shots) == ("lccs", "north", 5)]
-    means = [statistics.fmean(layers[f"bn{it}"]["rho"][1] for layers in north) for it in range(4)]
-    said = alt(sections["plain"], "Weight of the support's standard deviation")
-    assert f"north: {min(means):.3f} to {max(means):.3f}" in said
+    cells = Grid.load(page_of_all_grids.parent / "grids" / "plain.toml").cells()
+    north = [
+        invented(cell)["layers"] for cell in cells if (cell.method, cell.target, cell.shots) == ("lccs", "north", 5)
+    ]
+    means = [statistics.fmean(layers[f"bn{number}"]["rho"][1] for layers in north) for number in range(4)]
+    label = alt(sections["plain"], "Weight of the support's standard deviation")
+    assert f"north: {min(means):.3f} to {max(means):.3f}" in label
 
 
 def test_costs_are_seconds_of_adaptation_and_milliseconds_of_an_answer(sections: dict[str, Page]) -> None:
@@ -303,10 +294,10 @@ def test_costs_are_seconds_of_adaptation_and_milliseconds_of_an_answer(sections:
 
 def test_an_answer_costs_what_it_does_on_the_largest_stream_of_a_fit(tmp_path: Path) -> None:
     def result(cell: Cell) -> dict[str, Any]:
-        found = invented(cell)
+        result = invented(cell)
         if cell.condition.alpha:  # fewer images counted, but the same predictions and the same clock
-            found["tally"] = [[count // 10 for count in row] for row in found["tally"]]
-        return found
+            result["tally"] = [[count // 10 for count in row] for row in result["tally"]]
+        return result
 
     assert "LCCS, k = 5: 3." in alt(page_of(tmp_path / "run", ALPHAS, result=result), "Milliseconds for an answer")
 
@@ -328,7 +319,7 @@ def test_matrices_compare_the_source_with_the_best_row_of_lccs(sections: dict[st
 def test_matrices_of_many_classes_say_less(
     tmp_path: Path, count: int, numbers: bool, names: bool, listed: bool
 ) -> None:
-    classes = [f"kind{it}" for it in range(count)]
+    classes = [f"kind{number}" for number in range(count)]
     page = page_of(tmp_path / "run", ONE_POINT, drawn=True, result=lambda cell: invented(cell, classes=classes))
     [svg] = re.findall(r'<svg[^>]*aria-label="Confusion matrix of Source on north.*?</svg>', page.source, re.DOTALL)
     assert (">52</text>" in svg) == numbers  # 20 + 2 + 4 of 50
@@ -351,7 +342,7 @@ def test_the_source_network_beside_a_row_is_its_own(tmp_path: Path) -> None:
     page = page_of(
         tmp_path / "run",
         HEAD.format(title="x") + other + SOURCE + LCCS.format(shots=[5]),
-        result=lambda cell: invented(cell, lambda it: 45 if it.source == "stronger" else score_of(it)),
+        result=lambda cell: invented(cell, lambda each: 45 if each.source == "stronger" else score_of(each)),
     )
     assert "Source on north" in page.words
     assert "Other on north" not in page.words
@@ -359,16 +350,16 @@ def test_the_source_network_beside_a_row_is_its_own(tmp_path: Path) -> None:
 
 def test_a_class_without_images_is_left_blank(tmp_path: Path) -> None:
     def result(cell: Cell) -> dict[str, Any]:
-        found = invented(cell)
-        found["tally"][1] = [0, 0, 0]
-        return found
+        result = invented(cell)
+        result["tally"][1] = [0, 0, 0]
+        return result
 
     assert "bee \N{EN DASH} \N{EN DASH} \N{EN DASH}" in page_of(tmp_path / "run", PLAIN, result=result).words
 
 
 def test_records_of_an_older_version_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
     def older(cell: Cell) -> dict[str, Any]:
-        return {key: it for key, it in invented(cell).items() if key not in ("classes", "layers", "versions")}
+        return {key: value for key, value in invented(cell).items() if key not in ("classes", "layers", "versions")}
 
     assert kinds(page_of(tmp_path / "run", PLAIN, result=older)) == {"k", "v", "adapt", "answer"}
 

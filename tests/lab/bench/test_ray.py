@@ -34,8 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one Ray, in o
 
 @pytest.fixture(scope="session")
 def ray():
-    # by default workers get what other processes leave: on a busy machine, nothing; drivers inherit this
-    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else its workers starve on a busy machine
     with ExitStack() as opened:
         for _ in range(2):  # it gives up when a machine is busy and it starts slowly
             with suppress(FewshiftError):
@@ -90,8 +89,9 @@ def test_a_killed_worker_costs_its_cell_a_second_try(on_ray, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_after_the_kill_of_a_driver_only_what_is_missing_is_run(on_ray, tmp_path):
-    with trapped_driver(tmp_path, engine="ray") as (driver, pipe):
+def test_after_the_kill_of_a_driver_only_what_is_missing_is_run(ray, on_ray, tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    with trapped_driver(tmp_path, engine="ray", address=address) as (driver, pipe):
         driver.kill()
         assert all_gone(pipe)
     done = Records(tmp_path).read()

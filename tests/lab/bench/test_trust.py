@@ -64,10 +64,10 @@ def test_the_classes_that_are_left_keep_their_images_and_labels(damage, left):
 
 
 def test_wrong_labels_are_two_of_five_and_none_is_right_by_chance():
-    drawn, given = damaged(DRAWN, LABELS[DRAWN], "wrong labels", 7, 0)
+    drawn, labels = damaged(DRAWN, LABELS[DRAWN], "wrong labels", 7, 0)
     assert torch.equal(drawn, DRAWN)
-    assert int((given != LABELS[DRAWN]).sum()) == 14 == round(0.4 * 35)
-    assert set(given.tolist()) <= set(range(7))
+    assert int((labels != LABELS[DRAWN]).sum()) == 14 == round(0.4 * 35)
+    assert set(labels.tolist()) <= set(range(7))
 
 
 def test_classes_that_were_never_there_are_not_the_ones_that_go_missing():
@@ -104,20 +104,20 @@ def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(damage):
         drawn, labels = damaged(drawn, labels, damage, 3, 0)
         assert result["support_labels"] == labels.tolist()
     expected = adapt(make_tiny(), Support(DOMAIN.pictures[drawn], labels), method=Auto(**FAST))
-    told = result["trust"]
-    assert told["accuracy"] == pytest.approx(
+    verdict = result["trust"]
+    assert verdict["accuracy"] == pytest.approx(
         {
             "source": accuracy(make_tiny()),
             "candidate": accuracy(expected.candidate),
             "returned": accuracy(expected.model),
         }
     )
-    assert result["accuracy"] == pytest.approx(told["accuracy"]["returned"])
-    assert (told["accepted"], told["reason"]) == (expected.accepted, expected.reason)
-    assert told["gain"]["point"] == pytest.approx(expected.gain.point)
-    assert told["gain"]["low"] == pytest.approx(expected.gain.low)
-    assert (told["gain"]["images"], told["gain"]["wins"]) == (len(drawn), expected.gain.wins)
-    assert told["classifier"] == expected.notes["classifier"]
+    assert result["accuracy"] == pytest.approx(verdict["accuracy"]["returned"])
+    assert (verdict["accepted"], verdict["reason"]) == (expected.accepted, expected.reason)
+    assert verdict["gain"]["point"] == pytest.approx(expected.gain.point)
+    assert verdict["gain"]["low"] == pytest.approx(expected.gain.low)
+    assert (verdict["gain"]["images"], verdict["gain"]["wins"]) == (len(drawn), expected.gain.wins)
+    assert verdict["classifier"] == expected.notes["classifier"]
     assert result["support"] == drawn.tolist()
     assert not set(result["support"]) & set(split(DOMAIN, cell)[1].tolist())
     assert json.loads(json.dumps(result, allow_nan=False)) == result
@@ -129,8 +129,8 @@ def test_what_the_guard_refuses_is_answered_by_the_source_network(monkeypatch):
     source = run(replace(CELL, method="source", settings={}, shots=None, validate=None), tiny_materials())
     for score in ("accuracy", "macro_f1", "macro_f1_with_support", "tally"):
         assert result[score] == source[score]
-    told = result["trust"]["accuracy"]
-    assert told["returned"] == told["source"] == source["accuracy"] != told["candidate"]
+    accuracy = result["trust"]["accuracy"]
+    assert accuracy["returned"] == accuracy["source"] == source["accuracy"] != accuracy["candidate"]
     assert result["trust"]["accepted"] is False
 
 
@@ -150,8 +150,8 @@ def test_the_source_network_is_asked_about_an_image_once():
 
     shop = tiny_materials()
     for wanted in ([3, 1, 2], [2, 4, 3]):
-        found = shop.source_answers(CELL, torch.tensor(wanted), ask)
-        assert found.tolist() == [[it, it + 1] for it in wanted]
+        answers = shop.source_answers(CELL, torch.tensor(wanted), ask)
+        assert answers.tolist() == [[index, index + 1] for index in wanted]
     assert asked == [[3, 1, 2], [4]]
     shop.source_answers(replace(CELL, target="elsewhere"), torch.tensor([1]), ask)
     assert asked[-1] == [1]
@@ -205,10 +205,10 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_a_published_list_tells_which_images_were_not_trained_on(copy):
-    found = load_validation("pacs", "sketch", copy, SMALL)
-    assert found.labels.tolist() == [6, 0, 1]
-    assert [file.name for file in found.source] == ["0.jpg", "1.jpg", "2.jpg"]
-    assert load_validation("pacs", "sketch", copy / "pacs", SMALL).source == found.source  # its own folder, given
+    validation = load_validation("pacs", "sketch", copy, SMALL)
+    assert validation.labels.tolist() == [6, 0, 1]
+    assert [file.name for file in validation.source] == ["0.jpg", "1.jpg", "2.jpg"]
+    assert load_validation("pacs", "sketch", copy / "pacs", SMALL).source == validation.source  # its own folder, given
     (copy / "pacs_splits" / "sketch_crossval_kfold.txt").unlink()
     with pytest.raises(FewshiftError, match=r"sketch_crossval_kfold.txt is not in .*pacs_splits: put it there"):
         load_validation("pacs", "sketch", copy, SMALL)
@@ -230,38 +230,38 @@ def test_at_home_a_network_has_the_lists_of_its_own_domains_one_after_the_other(
     (copy / "net.json").write_text(json.dumps({"sources": ["sketch", "cartoon"]}))
     monkeypatch.setattr(materials.models, "load", lambda *_: with_card(make_tiny(7), Card("net", PACS.classes, SMALL)))
     shop = materials.open_materials(str(copy), str(copy))
-    found = shop.domain(Cell("pacs", "net", OWN_SOURCE, "source"))
-    assert found.labels.tolist() == [6, 0, 1] * 2
+    domain = shop.domain(Cell("pacs", "net", OWN_SOURCE, "source"))
+    assert domain.labels.tolist() == [6, 0, 1] * 2
     expected = [load_validation("pacs", name, copy, SMALL) for name in ("cartoon", "sketch")]
     every = torch.arange(3)
-    assert torch.equal(found.images(torch.arange(6)), torch.cat([it.images(every) for it in expected]))
+    assert torch.equal(domain.images(torch.arange(6)), torch.cat([part.images(every) for part in expected]))
 
 
 def test_a_list_that_the_card_names_comes_before_published_ones(copy, monkeypatch):
     (copy / "seen-by-nobody.txt").write_text("sketch/person/0.jpg 6\ncartoon/elephant/2.jpg 1\n")
     (copy / "net.json").write_text(json.dumps({"sources": ["sketch"], "validation": "seen-by-nobody.txt"}))
     monkeypatch.setattr(materials.models, "load", lambda *_: with_card(make_tiny(7), Card("net", PACS.classes, SMALL)))
-    found = materials.open_materials(str(copy), str(copy)).domain(Cell("pacs", "net", OWN_SOURCE, "source"))
-    assert found.labels.tolist() == [6, 1]
+    domain = materials.open_materials(str(copy), str(copy)).domain(Cell("pacs", "net", OWN_SOURCE, "source"))
+    assert domain.labels.tolist() == [6, 1]
 
 
 def test_what_training_set_aside_is_at_home():
-    found = materials.held_out("digits", Card(sources=("uci",), held_out=0.2), None, None)
-    assert torch.equal(found.labels, digits.split("uci")[1][1])
+    domain = materials.held_out("digits", Card(sources=("uci",), held_out=0.2), None, None)
+    assert torch.equal(domain.labels, digits.split("uci")[1][1])
 
 
 @pytest.mark.parametrize("place", ["mnist", "uci"])
 def test_digits_at_home_are_those_the_network_never_saw(place):
-    found = materials.open_materials(None, None).domain(Cell("digits", place, OWN_SOURCE, "source"))
+    domain = materials.open_materials(None, None).domain(Cell("digits", place, OWN_SOURCE, "source"))
     images, labels = digits.split(place)[1]
-    assert torch.equal(found.labels, labels)
-    torch.testing.assert_close(found.images(torch.arange(9)), digits.normalise(images[:9]))
+    assert torch.equal(domain.labels, labels)
+    torch.testing.assert_close(domain.images(torch.arange(9)), digits.normalise(images[:9]))
 
 
 @pytest.mark.parametrize(
     ("card", "sentence"),
     [
-        (Card(), "does not say on which domains of PACS it was trained: add them to a card beside its weights"),
+        (Card(), "domains of PACS .*card"),
         (Card(path=Path("net.json"), sources=("north",)), "add them to net.json, such as"),
         (Card(path=Path("net.json"), sources=("photo",), held_out=0.0), "every source image was trained on"),
     ],
@@ -295,15 +295,15 @@ def load(folder: Path, text: str) -> Grid:
 def test_rows_say_how_they_are_spoilt_and_judged_and_where_their_network_is_used(tmp_path):
     grid = load(tmp_path, TRUST)
     shift, home, wrong, source = (grid.cells_of(row) for row in grid.rows)
-    assert {(it.source, it.target) for it in shift} == {("net-north", "north"), ("net-south", "south")}
-    assert {(it.source, it.target) for it in home} == {("net-north", OWN_SOURCE), ("net-south", OWN_SOURCE)}
-    assert {it.damage for it in wrong} == {"wrong labels"}
-    assert {it.damage for it in shift + home + source} == {None}
-    assert {it.validate for it in shift + home + wrong} == {"cv"}
-    assert {it.validate for it in source} == {None}  # there is nothing to judge
-    assert {it.validate for it in load(tmp_path, TRUST.replace('validate = "cv"\n', "")).cells()} == {None}
+    assert {(cell.source, cell.target) for cell in shift} == {("net-north", "north"), ("net-south", "south")}
+    assert {(cell.source, cell.target) for cell in home} == {("net-north", OWN_SOURCE), ("net-south", OWN_SOURCE)}
+    assert {cell.damage for cell in wrong} == {"wrong labels"}
+    assert {cell.damage for cell in shift + home + source} == {None}
+    assert {cell.validate for cell in shift + home + wrong} == {"cv"}
+    assert {cell.validate for cell in source} == {None}  # there is nothing to judge
+    assert {cell.validate for cell in load(tmp_path, TRUST.replace('validate = "cv"\n', "")).cells()} == {None}
     alone = load(tmp_path, TRUST.replace('validate = "cv"\n', "").replace('label = "shift"', 'validate = "cv"'))
-    assert [{it.validate for it in alone.cells_of(row)} for row in alone.rows] == [{"cv"}, {None}, {None}, {None}]
+    assert [{cell.validate for cell in alone.cells_of(row)} for row in alone.rows] == [{"cv"}, {None}, {None}, {None}]
 
 
 @pytest.mark.parametrize(
@@ -332,8 +332,8 @@ def test_rows_with_other_test_images_or_spoilt_supports_are_not_ranked_together(
 def test_the_trust_grids_have_every_condition_five_times_per_target(name, targets):
     grid = Grid.load(GRIDS / f"{name}.toml")
     assert (len(grid.seeds), len(grid.columns), grid.max_test, grid.largest_support) == (5, targets, 800, 10)
-    told = {row.label: (row.target, row.damage, row.shots) for row in grid.rows}
-    assert told == {
+    rows = {row.label: (row.target, row.damage, row.shots) for row in grid.rows}
+    assert rows == {
         "shift": ("", "", (1, 5, 10)),
         "no shift": (OWN_SOURCE, "", (1, 5, 10)),
         **{damage: ("", damage, (5,)) for damage in DAMAGES},
@@ -372,13 +372,13 @@ TRIALS = [
 
 
 def test_numbers_of_known_trials_are_known():
-    found = summed(TRIALS)
-    assert (found.runs, found.accepted, found.harmful, found.let_through) == (5, 3, 2, 1)
-    assert found.let_through_share == pytest.approx(20)
-    assert found.attainable == pytest.approx(30)
-    assert found.kept_share == pytest.approx(100 * (20 - 3 - 1) / 30)
-    assert (found.covered, found.intervals, found.coverage) == (3, 4, 75)
-    assert found.estimates == (18, 2, -6, 1)
+    summary = summed(TRIALS)
+    assert (summary.runs, summary.accepted, summary.harmful, summary.let_through) == (5, 3, 2, 1)
+    assert summary.let_through_share == pytest.approx(20)
+    assert summary.attainable == pytest.approx(30)
+    assert summary.kept_share == pytest.approx(100 * (20 - 3 - 1) / 30)
+    assert (summary.covered, summary.intervals, summary.coverage) == (3, 4, 75)
+    assert summary.estimates == (18, 2, -6, 1)
 
 
 def test_a_point_is_a_point_whatever_floating_point_makes_of_it():
@@ -391,19 +391,19 @@ def test_a_point_is_a_point_whatever_floating_point_makes_of_it():
 
 def test_a_perfect_guard_keeps_everything_and_no_guard_keeps_the_harm_too():
     gains = [5, -2, 0, 7.5, -8]
-    perfect = summed([trial(it, accepted=it > 0) for it in gains])
-    careless = summed([trial(it) for it in gains])
+    perfect = summed([trial(gain, accepted=gain > 0) for gain in gains])
+    careless = summed([trial(gain) for gain in gains])
     assert (perfect.kept_share, perfect.let_through) == (100, 0)
     assert (careless.kept_share, careless.let_through) == (pytest.approx(100 * 2.5 / 12.5), 2)
 
 
 def test_goals_are_met_missed_or_open():
-    assert [it.met for it in goals(summed(TRIALS))] == [False, False, False]
+    assert [goal.met for goal in goals(summed(TRIALS))] == [False, False, False]
     good = [trial(4, 4)] * 90 + [trial(4, 40)] * 10
-    assert [it.met for it in goals(summed(good))] == [True, True, True]
-    assert [it.met for it in goals(summed([trial(4, 4)] * 10))] == [True, True, False]  # too wide is no virtue
-    assert [it.met for it in goals(summed([trial(-0.5, None)]))] == [True, None, None]
-    passed, kept, coverage = (it.sentence for it in goals(summed(TRIALS)))
+    assert [goal.met for goal in goals(summed(good))] == [True, True, True]
+    assert [goal.met for goal in goals(summed([trial(4, 4)] * 10))] == [True, True, False]  # too wide is no virtue
+    assert [goal.met for goal in goals(summed([trial(-0.5, None)]))] == [True, None, None]
+    passed, kept, coverage = (goal.sentence for goal in goals(summed(TRIALS)))
     assert passed.startswith("Missed: harmful adaptations were let through in 1 of 5 runs (20.0 %), at most 2 %")
     assert kept.startswith("Missed: 53.3 % of the attainable gain was kept, at least 90 %")
     assert coverage == "Missed: the 90 % intervals held the true gain in 3 of 4 runs (75.0 %), 85 to 95 % are wanted."
@@ -416,20 +416,20 @@ def test_the_two_per_cent_are_of_all_runs_and_include_two_per_cent():
 
 
 def test_a_listing_has_a_line_for_each_condition_and_k_and_one_for_all():
-    found = listing("Toy", [*TRIALS, trial(2, 2, shots=1)])
-    assert [line[:3] for line in found.lines] == [
+    table = listing("Toy", [*TRIALS, trial(2, 2, shots=1)])
+    assert [line[:3] for line in table.lines] == [
         ("shift", "5", "2"),
         ("no shift", "5", "3"),
         ("shift", "1", "1"),
         ("all", "", "6"),
     ]
-    line = dict(zip(found.columns, found.lines[0], strict=True))
+    line = dict(zip(table.columns, table.lines[0], strict=True))
     assert (line["source accuracy"], line["true gain, candidate"]) == ("50.0 ± 0.0", "+15.0 ± 5.0")
     assert (line["true gain, returned"], line["estimated gain"]) == ("+10.0 ± 10.0", "+10.0 ± 8.0")
     assert (line["accepted"], line["harmful candidates"], line["harmful let through"]) == ("50.0 %", "0", "0 (0.0 %)")
     assert (line["gain kept"], line["coverage"]) == ("66.7 %", "50.0 %")
-    assert dict(zip(found.columns, found.lines[1], strict=True))["gain kept"] == "-"  # there was none
-    assert len(found.sentences) == 3
+    assert dict(zip(table.columns, table.lines[1], strict=True))["gain kept"] == "-"  # there was none
+    assert len(table.sentences) == 3
 
 
 def test_a_listing_is_a_table_in_markdown_and_latex_whatever_its_words_are():
@@ -462,15 +462,15 @@ def test_every_trial_is_in_the_csv_with_all_its_numbers():
 
 
 def test_json_has_the_numbers_behind_the_words():
-    told = json.loads(json.dumps(trust.plain(TRIALS), allow_nan=False))
-    assert [it["condition"] for it in told["lines"]] == ["shift", "no shift"]
-    assert told["all"]["candidate_gain"] == {
+    numbers = json.loads(json.dumps(trust.plain(TRIALS), allow_nan=False))
+    assert [line["condition"] for line in numbers["lines"]] == ["shift", "no shift"]
+    assert numbers["all"]["candidate_gain"] == {
         "mean": pytest.approx(4.4),
         "spread": pytest.approx(9.26, abs=0.01),
         "n": 5,
     }
-    assert told["lines"][1]["kept_share"] is None
-    assert [it["met"] for it in told["goals"]] == [False, False, False]
+    assert numbers["lines"][1]["kept_share"] is None
+    assert [goal["met"] for goal in numbers["goals"]] == [False, False, False]
 
 
 def test_the_picture_shows_every_estimate_beside_the_truth():
@@ -499,16 +499,16 @@ def test_estimates_are_drawn_on_one_scale_up_and_across():
 
 def judged(cell: Cell) -> dict[str, Any]:
     """A result as a run would write it: at home 4 points are lost and seed 1 lets them be, elsewhere 12 are gained."""
-    found = invented(cell)
+    result = invented(cell)
     if cell.validate is None:
-        return found
+        return result
     home = cell.target == OWN_SOURCE
     gain = -0.04 if home else 0.12
     accepted = not home or cell.seed == 1
     right = {"source": 0.5, "candidate": 0.5 + gain, "returned": 0.5 + gain * accepted}
     estimate = {"point": 10.0, "low": -5.0, "high": 15.0, "images": 15, "weak": False}
-    told = {"accuracy": right, "accepted": accepted, "reason": "so", "gain": None if cell.damage else estimate}
-    return found | {"trust": told, "accuracy": right["returned"]}
+    verdict = {"accuracy": right, "accepted": accepted, "reason": "so", "gain": None if cell.damage else estimate}
+    return result | {"trust": verdict, "accuracy": right["returned"]}
 
 
 @pytest.fixture
@@ -526,10 +526,10 @@ def test_trials_are_read_from_records_and_a_cell_in_two_columns_counts_once(tmp_
     one_network = TRUST.replace("net-{target}", "net")
     grid = load(tmp_path, one_network)
     records = {cell.key: {"result": judged(cell)} for cell in grid.cells()}
-    found = trust.trials(outcomes(grid, records))
-    assert len([it for it in found if it.condition == "no shift"]) == 2  # seeds
-    assert len(found) == 2 + 2 * 2 * 3
-    first = found[0]
+    trials = trust.trials(outcomes(grid, records))
+    assert len([one for one in trials if one.condition == "no shift"]) == 2  # seeds
+    assert len(trials) == 2 + 2 * 2 * 3
+    first = trials[0]
     assert (first.source, first.gain, first.kept, first.estimate, first.high) == (50, 12, 12, 10, 15)
 
 
@@ -544,35 +544,35 @@ def test_the_page_tells_the_goals_and_shows_the_estimates(folder):
     assert "Met: 94.4 % of the attainable gain was kept" in page.words  # (12 * 12 - 2 * 4) / (12 * 12)
     assert "Adaptations judged" in page.words
     assert "All grids" not in page.words
-    [alt] = [str(it["aria-label"]) for it in page.all("svg") if "Estimated against" in str(it["aria-label"])]
+    [alt] = [str(svg["aria-label"]) for svg in page.all("svg") if "Estimated against" in str(svg["aria-label"])]
     assert "no shift: 4 runs, true -4.0 ± 0.0, estimated +10.0 ± 0.0" in alt
     assert "source on north: for each true class" in page.words
     assert not re.search(r"shift, k = \d on", page.words)  # at home it would be another place's matrix
 
 
 def test_the_report_command_prints_and_writes_what_was_found(command, folder):
-    said = command("report", folder)
-    assert said.code == 0
-    assert "### Toy: adaptations judged" in said.stdout
-    line = next(it for it in said.stdout.splitlines() if it.startswith("| no shift | 5 | 4 |"))
+    report = command("report", folder)
+    assert report.code == 0
+    assert "### Toy: adaptations judged" in report.stdout
+    line = next(row for row in report.stdout.splitlines() if row.startswith("| no shift | 5 | 4 |"))
     assert line.split(" | ")[3:] == [
         "50.0 ± 0.0", "-4.0 ± 0.0", "-2.0 ± 2.0", "+10.0 ± 0.0", "50.0 %", "4", "2 (50.0 %)", "-", "100.0 % |",
     ]  # fmt: skip
-    assert "- Missed: harmful adaptations were let through in 2 of 16 runs" in said.stdout
+    assert "- Missed: harmful adaptations were let through in 2 of 16 runs" in report.stdout
     names = sorted(file.name for file in (folder / "tables").iterdir())
     assert names == ["toy-judged.csv", "toy-judged.md", "toy-judged.tex", "toy.csv", "toy.md", "toy.tex"]
     assert len((folder / "tables" / "toy-judged.csv").read_text().splitlines()) == 1 + 16
     assert not (folder / "judged.md").exists()
-    told = json.loads(command("report", folder, "--json").stdout)
-    assert told["judged"]["toy"]["all"]["runs"] == 16
-    assert "judged_together" not in told
+    report = json.loads(command("report", folder, "--json").stdout)
+    assert report["judged"]["toy"]["all"]["runs"] == 16
+    assert "judged_together" not in report
 
 
 def test_several_grids_are_told_together_too(command, folder):
     fill(folder, "other", TRUST.replace("net-{target}", "other-{target}"), result=judged)
-    said = command("report", folder)
-    assert "### All grids: adaptations judged" in said.stdout
-    assert "let through in 4 of 32 runs (12.5 %)" in said.stdout
+    report = command("report", folder)
+    assert "### All grids: adaptations judged" in report.stdout
+    assert "let through in 4 of 32 runs (12.5 %)" in report.stdout
     assert "4 of 32 runs" in (folder / "judged.md").read_text()
     assert "4 of 32 runs" in Page(folder / "report.html").words
     assert json.loads(command("report", folder, "--json").stdout)["judged_together"]["all"]["runs"] == 32

@@ -176,11 +176,7 @@ def test_a_copy_of_another_size_is_refused_with_both_numbers(tmp_path: Path) -> 
 
 def test_a_class_of_another_size_is_named(tmp_path: Path) -> None:
     tree(tmp_path / "pacs", "photo", PACS.classes, each=2)
-    told = (
-        r"class 'dog' of PACS, domain 'photo', has 2 images in .*, 189 expected "
-        r"\(1,670 images of 7 classes in all, 14 of 7 found\): get the images"
-    )
-    with pytest.raises(FewshiftError, match=told):
+    with pytest.raises(FewshiftError, match=r"'dog' of PACS.*'photo'.* 2 images .* 189 .*1,670 .*14 of 7"):
         load_domain("pacs", "photo", tmp_path)
 
 
@@ -189,29 +185,28 @@ def test_a_missing_class_is_named(tmp_path: Path, empty: bool) -> None:
     tree(tmp_path / "pacs", "photo", [name for name in PACS.classes if name != "horse"])
     if empty:
         (tmp_path / "pacs" / "photo" / "horse").mkdir()
-    with pytest.raises(FewshiftError, match=r"class 'horse' of PACS.* has 0 images .*12 of 6 found\): get the images"):
+    with pytest.raises(FewshiftError, match=r"'horse' of PACS.* 0 images .*12 of 6"):
         load_domain(small("pacs"), "photo", tmp_path)
 
 
 def test_a_folder_that_is_no_class_is_named(tmp_path: Path) -> None:
     tree(tmp_path / "pacs", "photo", [*PACS.classes, "otter"], each=1)
-    with pytest.raises(FewshiftError, match="folder 'otter' that is none of the 7 classes of PACS: rename or remove"):
+    with pytest.raises(FewshiftError, match=r"'otter' .*7 classes of PACS"):
         load_domain(small("pacs"), "photo", tmp_path)
 
 
 def test_a_missing_domain_is_reported_with_those_found(tmp_path: Path) -> None:
     tree(tmp_path / "pacs", "photo", PACS.classes, each=1)
-    told = r"'sketch' of PACS \(3,929 images\) is not in .*, 4 domains expected and 1 found \(photo\): get the images"
-    with pytest.raises(FewshiftError, match=told):
+    with pytest.raises(FewshiftError, match=r"'sketch' of PACS \(3,929 images\) .* 4 domains .* 1 found \(photo\)"):
         load_domain("pacs", "sketch", tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIONS if name != "digits"])
 def test_an_empty_root_is_answered_with_where_to_get_the_data(tmp_path: Path, name: str) -> None:
     collection = COLLECTIONS[name]
-    with pytest.raises(FewshiftError) as told:
+    with pytest.raises(FewshiftError) as error:
         (load_scenes if collection.labels is PIXELS else load_domain)(name, collection.targets[0], tmp_path)
-    sentence = str(told.value)
+    sentence = str(error.value)
     assert sentence.endswith(collection.where)
     assert f"{len(collection.domains)} domains expected and 0 found" in sentence
     assert "\n" not in sentence
@@ -338,7 +333,7 @@ def test_a_table_that_disagrees_with_the_folder_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "fact"),
     [
         ("split,y\ntest,3\n", "no column 'filename'"),
         ("split,y,filename\ntest,182,a.jpg\n", "has the label 182, expected are 182 classes from 0"),
@@ -346,9 +341,9 @@ def test_a_table_that_disagrees_with_the_folder_is_refused(tmp_path: Path) -> No
         ("", "no column 'split'"),
     ],
 )
-def test_a_broken_table_is_refused(tmp_path: Path, table: str, told: str) -> None:
+def test_a_broken_table_is_refused(tmp_path: Path, table: str, fact: str) -> None:
     (iwildcam(tmp_path) / "metadata.csv").write_text(table)
-    with pytest.raises(FewshiftError, match=told):
+    with pytest.raises(FewshiftError, match=fact):
         load_domain(small("iwildcam"), "test", tmp_path)
 
 
@@ -425,15 +420,13 @@ def test_a_damaged_image_is_named_in_one_sentence(domain: Domain, workers: int, 
     assert isinstance(domain.source, tuple)
     domain.source[33].write_bytes(b"no image")
     helped = replace(domain, workers=workers)
-    told = f"{domain.source[33]} is not an image: replace or remove it"
-    with pytest.raises(FewshiftError) as error:
+    fact = f"^{domain.source[33]} is not an image"
+    with pytest.raises(FewshiftError, match=fact):
         helped.cached()
-    assert str(error.value) == told
     batches = helped.batches(torch.arange(35).split(10))
     assert [len(next(batches)) for _ in range(3)] == [10, 10, 10]  # what comes before it is handed over
-    with pytest.raises(FewshiftError) as error:
+    with pytest.raises(FewshiftError, match=fact):
         next(batches)
-    assert str(error.value) == told
 
 
 @pytest.mark.parametrize("other", [1, 34])
@@ -506,8 +499,8 @@ def in_a_pool(domain: Domain) -> torch.Tensor:
 @pytest.mark.slow
 def test_a_process_of_a_pool_may_have_workers_too(domain: Domain) -> None:
     with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
-        found = pool.submit(in_a_pool, replace(domain, workers=1)).result().clone()
-    torch.testing.assert_close(found, domain.images(range(len(domain))).sum((1, 2, 3)))
+        total = pool.submit(in_a_pool, replace(domain, workers=1)).result().clone()
+    torch.testing.assert_close(total, domain.images(range(len(domain))).sum((1, 2, 3)))
 
 
 # --- the materials of the benchmark
@@ -531,10 +524,10 @@ def test_materials_keeps_domains_decoded_while_there_is_room(
     monkeypatch.setattr(materials, "MEMORY", 2 * domain.decoded_bytes)
     shop = materials.open_materials(None, "weights")
     kept = [shop.domain(replace(CELL, target=target)) for target in ("photo", "sketch", "cartoon")]
-    assert [isinstance(it.source, torch.Tensor) for it in kept if isinstance(it, Domain)] == [True, True, False]
-    assert [it.workers for it in kept if isinstance(it, Domain)] == [1, 1, 1]
+    assert [isinstance(part.source, torch.Tensor) for part in kept if isinstance(part, Domain)] == [True, True, False]
+    assert [part.workers for part in kept if isinstance(part, Domain)] == [1, 1, 1]
     every = torch.arange(len(domain))
-    assert all(torch.equal(it.images(every), domain.images(every)) for it in kept)
+    assert all(torch.equal(part.images(every), domain.images(every)) for part in kept)
 
 
 def test_sources_that_see_the_same_pixels_share_them(shop: materials.Materials) -> None:
@@ -554,10 +547,10 @@ def test_the_digits_network_is_the_one_of_the_source() -> None:
 
 @pytest.mark.parametrize("place", ["mnist", "uci"])
 def test_at_home_a_network_is_judged_on_digits_it_never_saw(place: str) -> None:
-    found = materials.open_materials(None, None).domain(Cell("digits", place, place, "source"))
+    domain = materials.open_materials(None, None).domain(Cell("digits", place, place, "source"))
     images, labels = digits.split(place)[1]
-    assert torch.equal(found.labels, labels)
-    torch.testing.assert_close(found.images(torch.arange(len(labels))), digits.normalise(images))
+    assert torch.equal(domain.labels, labels)
+    torch.testing.assert_close(domain.images(torch.arange(len(labels))), digits.normalise(images))
 
 
 @pytest.mark.parametrize(("module", "package"), [("mlxtend", "mlxtend"), ("sklearn.datasets", "scikit-learn")])

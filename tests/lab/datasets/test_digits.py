@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from fewshift.errors import FewshiftError
 from fewshift.lab.datasets import digits
@@ -59,39 +60,25 @@ def test_unframed_uci_fills_the_image() -> None:
     assert images[:, :, :4].any()
 
 
-@pytest.mark.parametrize(
-    ("home", "abroad", "held_out", "elsewhere", "adapted"),
-    [("mnist", "uci", 0.982, 0.446, 0.883), ("uci", "mnist", 0.997, 0.414, 0.619)],
-)
-def test_a_source_network_has_the_stated_accuracies(
-    home: str, abroad: str, held_out: float, elsewhere: float, adapted: float
-) -> None:
-    network = digits.source_network(home)
+STATED = {  # in percent: held out, elsewhere, elsewhere with the statistics of its batch
+    "mnist": {"held out": 98.2, "uci": 44.6, "uci, batch statistics": 88.3},
+    "uci": {"held out": 99.7, "mnist": 41.4, "mnist, batch statistics": 61.9},
+}
+
+
+@pytest.mark.parametrize("place", STATED)
+def test_a_source_network_is_small_and_its_accuracies_are_stated(place: str) -> None:
+    network = digits.source_network(place)
     assert not network.training
     assert sum(parameter.numel() for parameter in network.parameters()) < 250_000
-    assert (digits.ASSETS / f"digits-{home}.safetensors").stat().st_size < 400_000
-    new_place = digits.PLACES[abroad].read()
-    # a few digits lie on the border of two classes, and fall to another side on another processor
-    assert _accuracy(network, *digits.split(home)[1]) == pytest.approx(held_out, abs=0.003)
-    assert _accuracy(network, *new_place) == pytest.approx(elsewhere, abs=0.003)
-    for layer in network.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.train()
-    assert _accuracy(network, *new_place) == pytest.approx(adapted, abs=0.003)
-    for stated in (held_out, elsewhere, adapted):
-        assert f"{stated:.1%}".replace("%", " %") in str(digits.__doc__)
+    assert (digits.ASSETS / f"digits-{place}.safetensors").stat().st_size < 400_000
+    assert all(f"{stated} %" in str(digits.__doc__) for stated in STATED[place].values())
 
 
 def test_an_unknown_place_is_answered_with_the_known_ones() -> None:
     for ask in (digits.source_network, digits.split, digits.train_source):
         with pytest.raises(FewshiftError, match="no network was trained on digits of 'usps': use one of mnist, uci"):
             ask("usps")
-
-
-@torch.no_grad()
-def _accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    guesses = network((images - 0.1307) / 0.3081).argmax(1)
-    return float((guesses == labels).double().mean())
 
 
 @pytest.mark.parametrize("place", ["mnist", "uci"])
@@ -111,18 +98,15 @@ def test_the_command_measures_and_writes_what_it_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(digits, "train_source", digits.source_network)
-    monkeypatch.setattr(digits, "_accuracy", lambda network, images, labels: len(images) / 10_000)
     digits.main(tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert [" ".join(line.split()) for line in lines] == [
-        "trained on mnist held out 10.0%",
-        "trained on mnist uci 18.0%",
-        "trained on mnist uci, batch statistics 18.0%",
-        "trained on mnist uci, unframed 18.0%",
-        "trained on uci held out 3.6%",
-        "trained on uci mnist 50.0%",
-        "trained on uci mnist, batch statistics 50.0%",
-    ]
-    for place in ("mnist", "uci"):
-        name = f"digits-{place}.safetensors"
-        assert (tmp_path / name).read_bytes() == (digits.ASSETS / name).read_bytes()
+    lines = re.findall(r"trained on (\w+) +(.*?) +([\d.]+)%", capsys.readouterr().out)
+    measured = {(place, name): float(percent) for place, name, percent in lines}
+    assert measured.keys() == {(place, name) for place in STATED for name in STATED[place]} | {
+        ("mnist", "uci, unframed")
+    }
+    for place, accuracies in STATED.items():
+        for name, stated in accuracies.items():
+            # a few digits lie on the border of two classes, and fall to another side on another processor
+            assert measured[place, name] == pytest.approx(stated, abs=0.3)
+        file = f"digits-{place}.safetensors"
+        assert (tmp_path / file).read_bytes() == (digits.ASSETS / file).read_bytes()

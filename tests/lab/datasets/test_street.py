@@ -37,15 +37,15 @@ def small(name: str) -> Collection:
 
 def test_the_label_maps_are_the_published_ones() -> None:
     # road, sidewalk, wall, traffic light, rider, train, bicycle of each
-    assert [cityscapes.CITYSCAPES_IDS[it] for it in (7, 8, 12, 19, 25, 31, 33)] == [0, 1, 3, 6, 12, 16, 18]
-    assert [street.SYNTHIA_IDS[it] for it in (3, 4, 21, 15, 17, 20, 11)] == [0, 1, 3, 6, 12, 16, 18]
-    assert [street.MAPILLARY_IDS[it] for it in (13, 15, 6, 48, 20, 58, 52)] == [0, 1, 3, 6, 12, 16, 18]
+    assert [cityscapes.CITYSCAPES_IDS[number] for number in (7, 8, 12, 19, 25, 31, 33)] == [0, 1, 3, 6, 12, 16, 18]
+    assert [street.SYNTHIA_IDS[number] for number in (3, 4, 21, 15, 17, 20, 11)] == [0, 1, 3, 6, 12, 16, 18]
+    assert [street.MAPILLARY_IDS[number] for number in (13, 15, 6, 48, 20, 58, 52)] == [0, 1, 3, 6, 12, 16, 18]
     for ids, count in ((cityscapes.CITYSCAPES_IDS, 34), (street.SYNTHIA_IDS, 23), (street.MAPILLARY_IDS, 66)):
         assert list(ids) == list(range(count))
         assert set(ids.values()) == {*range(19), IGNORE}
     assert len(street.CAMVID_COLOURS) == 32
     assert set(street.CAMVID_COLOURS.values()) == {*range(11), IGNORE}
-    assert [len(it) for it in (cityscapes.CLASSES, cityscapes.PALETTE, street.CAMVID_CLASSES)] == [19, 19, 11]
+    assert [len(names) for names in (cityscapes.CLASSES, cityscapes.PALETTE, street.CAMVID_CLASSES)] == [19, 19, 11]
 
 
 def check(scenes: Scenes, numbers: Array, count: int = 1) -> None:
@@ -78,8 +78,8 @@ def test_bdd100k_is_read(tmp_path: Path, images: str, labels: str, end: str) -> 
     stored[3:5] = IGNORE
     save_scene(tmp_path / "bdd100k", "7d06fefd-f7be05a6", stored, images, labels, end)
     check(load_scenes(small("bdd100k"), "val", tmp_path, AS_IS), stored)
-    told = r"'train' of BDD100K, segmentation \(7,000 images\) is not in .*, 2 domains expected and 1 found \(val\)"
-    with pytest.raises(FewshiftError, match=told):
+    facts = r"'train' of BDD100K, segmentation \(7,000 images\) is not in .*, 2 domains expected and 1 found \(val\)"
+    with pytest.raises(FewshiftError, match=facts):
         load_scenes("bdd100k", "train", tmp_path)
 
 
@@ -130,8 +130,8 @@ def test_a_split_that_is_missing_or_names_what_is_missing_is_told(tmp_path: Path
     with pytest.raises(FewshiftError, match=r"split.mat does not say which images are those of 'val'"):
         load_scenes(small("gtav"), "val", tmp_path)
     (tmp_path / "gtav" / "val.txt").write_text("00001\n00007\n00005\n")
-    told = r"3 images of 'val' are listed and 1 found in .*images, the first that is missing is 00005"
-    with pytest.raises(FewshiftError, match=told):
+    facts = r"3 images of 'val' are listed and 1 found in .*images, the first that is missing is 00005"
+    with pytest.raises(FewshiftError, match=facts):
         load_scenes(small("gtav"), "val", tmp_path)
 
 

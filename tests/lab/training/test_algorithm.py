@@ -28,10 +28,10 @@ from tests.helpers.training import run_plain as run
 
 
 def test_no_algorithm_has_a_setting_of_a_recipe_and_all_survive_json():
-    recipe = {it.name for it in fields(Recipe)}
+    recipe = {setting.name for setting in fields(Recipe)}
     for name, kind in ALGORITHMS.items():
         assert name == kind.name
-        assert not recipe & {it.name for it in fields(kind)}
+        assert not recipe & {setting.name for setting in fields(kind)}
         assert kind(**json.loads(json.dumps(kind().settings()))) == kind()
     assert Recipe(**json.loads(json.dumps(RECIPE.settings()))) == RECIPE
 

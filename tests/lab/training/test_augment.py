@@ -19,9 +19,9 @@ def test_augmentations_give_the_size_asked_for_and_keep_the_bytes(name):
     for layout in (images, images.contiguous(memory_format=torch.channels_last)):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            found, labels = augmentation(name, (16, 16), IMAGES)(layout, torch.arange(6))
-        assert found.shape == (6, 3, 16, 16)
-        assert found.dtype == torch.uint8
+            augmented, labels = augmentation(name, (16, 16), IMAGES)(layout, torch.arange(6))
+        assert augmented.shape == (6, 3, 16, 16)
+        assert augmented.dtype == torch.uint8
         assert torch.equal(labels, torch.arange(6))
 
 

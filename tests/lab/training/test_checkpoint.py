@@ -38,10 +38,10 @@ def test_a_training_is_not_resumed_as_another(tmp_path):
 def test_a_training_begun_anew_leaves_the_one_before_until_its_first_epoch_is_done(tmp_path):
     with pytest.raises(StoppedError):
         run(checkpoint=make_checkpoint(tmp_path, seed=0), hear=stop_in_epoch(1))
-    before = {it.name: it.read_bytes() for it in tmp_path.iterdir()}
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(StoppedError):
         run(seed=1, checkpoint=make_checkpoint(tmp_path, seed=1), hear=stop_in_epoch(0))
-    assert {it.name: it.read_bytes() for it in tmp_path.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     anew = run(seed=1, checkpoint=make_checkpoint(tmp_path, seed=1))
     assert same_state(make_checkpoint(tmp_path, seed=1).weights(), state(anew.model))
     assert same_state(state(anew.model), state(run(seed=1).model))
@@ -128,14 +128,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
         return write(path, data)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(FewshiftError) as told:
+    with pytest.raises(FewshiftError, match=f"{checkpoint.file}: No space left .*kept.*--resume"):
         run(checkpoint=checkpoint, hear_epoch=lambda *_: good.update(checkpoint.weights()))
-    assert str(told.value) == (
-        f"cannot write {checkpoint.file}: No space left on device, the last good checkpoint is kept: make room, "
-        "then go on with --resume"
-    )
     assert same_state(checkpoint.weights(), good)
     assert len(json.loads(checkpoint.card.read_text())["history"]) == 1  # the card is that of these weights
-    assert sorted(it.name for it in tmp_path.iterdir()) == ["w.json", "w.resume", "w.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.json", "w.resume", "w.safetensors"]
     monkeypatch.undo()
     assert same_state(state(run(checkpoint=checkpoint, resume=True).model), state(run().model))

@@ -74,22 +74,22 @@ def unit(rows: Tensor) -> Tensor:
 def naive_attention(maps: np.ndarray) -> np.ndarray:
     """Of one image (channels, height, width)."""
     channels, height, width = maps.shape
-    found = np.zeros((height, width))
+    weights = np.zeros((height, width))
     for row in range(height):
         for column in range(width):
-            found[row, column] = sum(maps[c, row, column] * maps[c].mean() for c in range(channels))
-    return found / found.sum()
+            weights[row, column] = sum(maps[c, row, column] * maps[c].mean() for c in range(channels))
+    return weights / weights.sum()
 
 
 def test_attention_is_its_formula_and_sums_to_one():
     features = torch.rand(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
-    found = attention(features)
-    torch.testing.assert_close(found.sum((1, 2, 3)), torch.ones(3))
+    weights = attention(features)
+    torch.testing.assert_close(weights.sum((1, 2, 3)), torch.ones(3))
     for index, maps in enumerate(features.double().numpy()):
         expected = naive_attention(maps)
-        np.testing.assert_allclose(found[index, 0].numpy(), expected, rtol=1e-5)
+        np.testing.assert_allclose(weights[index, 0].numpy(), expected, rtol=1e-5)
         np.testing.assert_allclose(
-            pooled(features, found)[index].numpy(), (maps * expected).sum(axis=(1, 2)), rtol=1e-5
+            pooled(features, weights)[index].numpy(), (maps * expected).sum(axis=(1, 2)), rtol=1e-5
         )
 
 
@@ -123,15 +123,18 @@ def test_the_loss_is_the_share_of_the_first_logit_written_out():
     losses = []
     for i in range(3):
         candidates = [k[i], *stage.queue.tolist()]
-        shares = [math.exp(sum(a * b for a, b in zip(q[i], it, strict=True)) / 0.5) for it in candidates]
+        shares = [math.exp(sum(a * b for a, b in zip(q[i], candidate, strict=True)) / 0.5) for candidate in candidates]
         losses.append(-math.log(shares[0] / sum(shares)))
     assert stage.loss(queries, keys, 0.5).item() == pytest.approx(sum(losses) / 3, rel=1e-5)
 
 
 def test_a_projection_is_linear_relu_linear_and_that_of_keys_begins_as_a_copy():
     stage = Contrast(4, 5, 6)
-    assert [type(it) for it in stage.query] == [nn.Linear, nn.ReLU, nn.Linear]
-    assert [(it.in_features, it.out_features) for it in stage.query if isinstance(it, nn.Linear)] == [(4, 4), (4, 5)]
+    assert [type(layer) for layer in stage.query] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert [(layer.in_features, layer.out_features) for layer in stage.query if isinstance(layer, nn.Linear)] == [
+        (4, 4),
+        (4, 5),
+    ]
     assert same_state(state(stage.query), state(stage.key))
 
 
@@ -148,8 +151,8 @@ def test_the_queue_holds_the_last_keys_in_a_ring():
             stage.advance(keep=1.0)
             expected.extend(rows.tolist())
             place = int(stage.position)
-            found = torch.cat([stage.queue[place:], stage.queue[:place]])
-            torch.testing.assert_close(found, torch.tensor(list(expected)))
+            oldest_first = torch.cat([stage.queue[place:], stage.queue[:place]])
+            torch.testing.assert_close(oldest_first, torch.tensor(list(expected)))
 
 
 def test_the_projection_of_keys_follows_that_of_queries_slowly():
@@ -195,13 +198,13 @@ def test_gradients_reach_the_network_and_the_projections_of_queries_and_nothing_
     logits = trainee.model(batch.images)
     trainee.extra(batch, logits).backward()
     everything = dict(trainee.named_parameters())
-    touched = {name for name, it in everything.items() if it.grad is not None}
-    assert touched == {it for it in everything if it.startswith("model.layer") or ".query." in it}
-    assert all(everything[it].grad.abs().sum() > 0 for it in touched)
-    assert {name for name, it in everything.items() if not it.requires_grad} == {
-        it for it in everything if it.startswith("began.") or ".key." in it
+    touched = {name for name, weight in everything.items() if weight.grad is not None}
+    assert touched == {name for name in everything if name.startswith("model.layer") or ".query." in name}
+    assert all(everything[name].grad.abs().sum() > 0 for name in touched)
+    assert {name for name, weight in everything.items() if not weight.requires_grad} == {
+        name for name in everything if name.startswith("began.") or ".key." in name
     }
-    assert not any(it.queue.requires_grad for it in trainee.stages)
+    assert not any(stage.queue.requires_grad for stage in trainee.stages)
 
 
 def test_the_gradient_of_the_contrast_is_that_of_queries_with_keys_held_still():
@@ -209,14 +212,14 @@ def test_the_gradient_of_the_contrast_is_that_of_queries_with_keys_held_still():
     trainee, batch = moved(make_trainee()), make_batch([0, 1, 0], views=2)
     weight = trainee.model.layer4[0].weight
     trainee.loss(batch)[0].backward()
-    found, index, step = weight.grad.clone(), (1, 2, 1, 1), 1e-3
+    gradient, index, step = weight.grad.clone(), (1, 2, 1, 1), 1e-3
     key_model = copy.deepcopy(trainee.model)
     with torch.no_grad():
         attended = [key_model.layer3(key_model.layer2(key_model.layer1(batch.views[1])))]
         attended.append(key_model.layer4(attended[0]))
         maps = [trainee.began.layer3(trainee.began.layer2(trainee.began.layer1(batch.views[1])))]
         maps.append(trainee.began.layer4(maps[0]))
-        keys = [pooled(it, attention(where)) for it, where in zip(maps, attended, strict=True)]
+        keys = [pooled(features, attention(where)) for features, where in zip(maps, attended, strict=True)]
 
         def loss() -> float:
             third = trainee.model.layer3(trainee.model.layer2(trainee.model.layer1(batch.images)))
@@ -231,7 +234,7 @@ def test_the_gradient_of_the_contrast_is_that_of_queries_with_keys_held_still():
             weight[index] += sign * step
             ends.append(loss())
             weight[index] -= sign * step
-    assert float(found[index]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
+    assert float(gradient[index]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
 
 
 # --- in the trainer
@@ -239,9 +242,9 @@ def test_the_gradient_of_the_contrast_is_that_of_queries_with_keys_held_still():
 
 def test_statistics_stay_those_of_the_beginning_and_affine_parameters_learn():
     source, done = state(make_staged()), state(run().model)
-    kept = [it for it in source if it.endswith(STATISTICS)]
+    kept = [name for name in source if name.endswith(STATISTICS)]
     assert len(kept) == 12
-    assert all(torch.equal(done[it], source[it]) for it in kept)
+    assert all(torch.equal(done[name], source[name]) for name in kept)
     for number in range(1, 5):
         for name in ("0.weight", "1.weight", "1.bias"):
             assert not torch.equal(done[f"layer{number}.{name}"], source[f"layer{number}.{name}"])
@@ -251,7 +254,7 @@ def test_the_network_of_the_beginning_stays_as_it_was(tmp_path):
     with pytest.raises(StoppedError):
         run(OWN_HEAD, checkpoint=make_checkpoint(tmp_path), hear=stop_in_epoch(2))
     kept = make_checkpoint(tmp_path).kept()["trainee"]
-    began = {name.removeprefix("began."): it for name, it in kept.items() if name.startswith("began.")}
+    began = {name.removeprefix("began."): tensor for name, tensor in kept.items() if name.startswith("began.")}
     assert same_state(began, state(make_staged()))
     assert not same_state({name: kept[f"model.{name}"] for name in began}, state(make_staged()))
     for stage in "01":
@@ -268,12 +271,12 @@ def test_a_training_that_is_stopped_and_resumed_has_the_bits_of_one_that_was_not
     resumed = run(checkpoint=make_checkpoint(tmp_path), resume=True, hear=hear)
     assert set(seen) == {1, 2}
     assert same_state(state(resumed.model), state(whole.model))
-    assert [it.loss for it in resumed.epochs] == [it.loss for it in whole.epochs]
+    assert [epoch.loss for epoch in resumed.epochs] == [epoch.loss for epoch in whole.epochs]
 
 
 def test_parts_of_a_batch_are_compared_as_the_batch_is():
     algorithm = replace(SMALL, queue=24)  # whole batches, so that those forgotten are the same
-    at_once, in_parts = (run(algorithm, replace(RECIPE, accumulate=it)).model.state_dict() for it in (1, 2))
+    at_once, in_parts = (run(algorithm, replace(RECIPE, accumulate=parts)).model.state_dict() for parts in (1, 2))
     for name, tensor in at_once.items():
         torch.testing.assert_close(in_parts[name], tensor, rtol=1e-4, atol=1e-5)
 
@@ -281,7 +284,7 @@ def test_parts_of_a_batch_are_compared_as_the_batch_is():
 def test_without_weight_it_is_plain_fine_tuning_in_evaluation_mode():
     recipe = Recipe(epochs=2, lr=0.05, batch_size=8, schedule="constant", weight_decay=1e-3, augment="none")
     sources, model = make_sources(), make_staged()
-    found = state(run(replace(OWN_HEAD, weight=0.0), recipe, sources).model)
+    trained = state(run(replace(OWN_HEAD, weight=0.0), recipe, sources).model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     for epoch in range(2):
         for indices in order(sources, recipe, 0, epoch):
@@ -290,32 +293,32 @@ def test_without_weight_it_is_plain_fine_tuning_in_evaluation_mode():
             F.cross_entropy(model.eval()((pixels[:, :, 1:9, 1:9].float() / 255 - 0.5) / 0.25), labels).backward()
             optimizer.step()
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
-    assert not same_state(found, state(run(OWN_HEAD, recipe, sources).model))
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-5)
+    assert not same_state(trained, state(run(OWN_HEAD, recipe, sources).model))
 
 
 def test_the_head_is_new_with_a_hidden_layer_and_learns_as_fast_as_the_projections():
     model = SMALL.modify(make_staged())
-    assert [type(it) for it in model.fc] == [nn.Linear, nn.ReLU, nn.Linear]
-    assert [tuple(it.weight.shape) for it in model.fc if isinstance(it, nn.Linear)] == [(7, 6), (3, 7)]
+    assert [type(layer) for layer in model.fc] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert [tuple(layer.weight.shape) for layer in model.fc if isinstance(layer, nn.Linear)] == [(7, 6), (3, 7)]
     head = Network.of(model, torch.zeros(2, 3, 8, 8)).head
     assert head == "fc.2"
     trainee = SMALL.trainee(model, replace(make_task(), head=head))
     trunk, new = trainee.groups(1e-5, 10.0)
     assert (trunk["lr"], new["lr"]) == (1e-5, pytest.approx(1e-4))
-    stages = [it for number in range(1, 5) for it in model.get_submodule(f"layer{number}").parameters()]
+    stages = [weight for number in range(1, 5) for weight in model.get_submodule(f"layer{number}").parameters()]
     assert set(trunk["params"]) == set(stages)
-    projections = [it for stage in trainee.stages for it in stage.query.parameters()]
+    projections = [weight for stage in trainee.stages for weight in stage.query.parameters()]
     assert set(new["params"]) == {*model.fc.parameters(), *projections}
     assert CSG().hidden == 512
 
 
 def test_nothing_of_it_stays_in_the_network_but_its_head():
     plain, done = SMALL.modify(make_staged()), run().model
-    assert [(name, type(it)) for name, it in done.named_modules()] == [
-        (name, type(it)) for name, it in plain.named_modules()
+    assert [(name, type(module)) for name, module in done.named_modules()] == [
+        (name, type(module)) for name, module in plain.named_modules()
     ]
-    assert not any(it._forward_hooks or it._forward_pre_hooks for it in done.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in done.modules())
     assert run(OWN_HEAD).model.state_dict().keys() == make_staged().state_dict().keys()
 
 
@@ -323,7 +326,7 @@ def test_the_stages_of_a_library_s_network_are_compared():
     trainee = replace(SMALL, queue=20).trainee(
         SMALL.modify(digits.digits_network()), Task(tuple("0123456789"), ("p",), IMAGES, "fc.2", shape=(1, 28, 28))
     )
-    assert [name for name, it in trainee.model.named_modules() if it._forward_hooks] == ["layer3", "layer4"]
+    assert [name for name, module in trainee.model.named_modules() if module._forward_hooks] == ["layer3", "layer4"]
     assert [stage.query[0].in_features for stage in trainee.stages] == [32, 64]
     images = torch.rand(2, 2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     trainee.before_epoch(0)
@@ -353,9 +356,9 @@ def test_heavy_ball_has_the_rate_inside_its_momentum(schedule):
     )
     sources, model = make_sources(), make_tiny()
     model.drop = nn.Identity()
-    found = train(model, sources, recipe, ERM()).model.state_dict()
+    trained = train(model, sources, recipe, ERM()).model.state_dict()
     model.train()
-    velocity = {name: torch.zeros_like(it) for name, it in model.named_parameters()}
+    velocity = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
     step, steps = 0, 15
     for epoch in range(3):
         for indices in order(sources, recipe, 0, epoch):
@@ -365,13 +368,13 @@ def test_heavy_ball_has_the_rate_inside_its_momentum(schedule):
             warm = min(0.01 + 0.99 * (step / 100) ** 2, 1) * (1 - step / steps) ** 0.9
             rate = 0.05 * (warm if schedule == "warm-poly" else (1 + math.cos(math.pi * epoch / 3)) / 2)
             with torch.no_grad():
-                for name, it in model.named_parameters():
-                    velocity[name] = 0.9 * velocity[name] + rate * (it.grad + 1e-3 * it)
-                    it.sub_(velocity[name])
+                for name, weight in model.named_parameters():
+                    velocity[name] = 0.9 * velocity[name] + rate * (weight.grad + 1e-3 * weight)
+                    weight.sub_(velocity[name])
             step += 1
     assert step == steps
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-5)
     plain = train(make_tiny(), sources, replace(recipe, optimizer="sgd"), ERM()).model
     assert not torch.allclose(plain.fc.weight, model.fc.weight, atol=1e-5)
 
@@ -380,19 +383,18 @@ def test_heavy_ball_has_the_rate_inside_its_momentum(schedule):
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "facts"),
     [
-        ({"temperature": 0.0}, "temperature=0 cannot divide: give a number above 0"),
-        ({"keep": 1.1}, "keep=1.1 is no share: give a number from 0 to 1"),
-        ({"queue": 0}, "queue=0 is too small: give at least 1"),
-        ({"dimensions": 0}, "dimensions=0 is too small: give at least 1"),
-        ({"weight": -0.1}, "weight=-0.1 cannot be: give a number from 0"),
+        ({"temperature": 0.0}, "temperature=0 .*above 0"),
+        ({"keep": 1.1}, r"keep=1\.1 .*from 0 to 1"),
+        ({"queue": 0}, "queue=0 .*at least 1"),
+        ({"dimensions": 0}, "dimensions=0 .*at least 1"),
+        ({"weight": -0.1}, r"weight=-0\.1 .*from 0"),
     ],
 )
-def test_settings_that_cannot_be_are_one_sentence(settings, sentence):
-    with pytest.raises(FewshiftError) as told:
+def test_settings_that_cannot_be_are_refused_with_what_can(settings, facts):
+    with pytest.raises(FewshiftError, match=facts):
         CSG(**settings)
-    assert str(told.value) == sentence
 
 
 class Signed(Staged):
@@ -425,19 +427,18 @@ class Convolutional(nn.Module):
 @pytest.mark.parametrize(
     ("algorithm", "model", "sentence"),
     [
-        (replace(SMALL, queue=7), None, "a queue of 7 keys is shorter than a batch of 8: raise queue, or lower batch"),
+        (replace(SMALL, queue=7), None, "queue of 7 keys .*batch of 8"),
         (
             CSG(),
             None,
-            r"a queue of 65,536 keys would hold all 44 training images, .*: "
-            "set queue to 22",
+            "65,536 keys .*44 training images.*set queue to 22",
         ),
-        (replace(SMALL, layers="layer4,layer5"), None, "this Staged has no layer 'layer5': set layers to some of"),
-        (OWN_HEAD, make_tiny(), "this Tiny has no stages layer1 to layer4, nor by another name that is known"),
-        (OWN_HEAD, Signed(), "layer 'layer[34]' gives negative numbers, .*: name layers that end in a ReLU"),
-        (replace(OWN_HEAD, layers="fc"), None, "layer 'fc' does not give a map for each channel"),
-        (SMALL, Roundabout(), "this Roundabout does not answer with its last linear layer, .*: set hidden to 0"),
-        (SMALL, Convolutional(), "this Convolutional has no linear layer .*: set hidden to 0"),
+        (replace(SMALL, layers="layer4,layer5"), None, "Staged .*'layer5'.*layer1"),
+        (OWN_HEAD, make_tiny(), "Tiny .*layer1 to layer4"),
+        (OWN_HEAD, Signed(), "'layer[34]' .*negative.*ReLU"),
+        (replace(OWN_HEAD, layers="fc"), None, "'fc' .*map for each channel"),
+        (SMALL, Roundabout(), "Roundabout .*last linear layer.*hidden to 0"),
+        (SMALL, Convolutional(), "Convolutional .*linear layer.*hidden to 0"),
     ],
 )
 def test_what_it_cannot_work_with_is_one_sentence(algorithm, model, sentence):
@@ -460,6 +461,6 @@ def test_lccs_adapts_a_network_that_was_trained_so_from_the_statistics_it_began_
     recipe = replace(PAPER["visda"], epochs=2, lr=1e-3, augment="shift", schedule="poly")
     done = train(source, digit_sources("uci", each=256), recipe, CSG(queue=128))
     assert done.epochs[1].loss < done.epochs[0].loss
-    kept = {name: it for name, it in source.state_dict().items() if name.endswith(STATISTICS)}
+    kept = {name: tensor for name, tensor in source.state_dict().items() if name.endswith(STATISTICS)}
     assert same_state({name: done.model.state_dict()[name] for name in kept}, kept)
     adapts(done.model)

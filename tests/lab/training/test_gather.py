@@ -51,36 +51,36 @@ def test_neither_training_nor_validation_contains_an_image_of_the_target(collect
     assert target not in names
     recipe = replace(RECIPE, size=8, held_out=0.25)
     steps = evaluation_steps(None, collection, recipe)
-    found = gather(collection, load_sources(collection, names, tmp_path / "data"), recipe, steps)
-    assert (len(found.train), len(found.validation)) == (30, 10)
+    sources = gather(collection, load_sources(collection, names, tmp_path / "data"), recipe, steps)
+    assert (len(sources.train), len(sources.validation)) == (30, 10)
     targets = {80 * collection.domains.index(target) + step for step in range(0, 40, 2)}
-    everything = shades(found.train) + shades(found.validation)
+    everything = shades(sources.train) + shades(sources.validation)
     assert not targets & set(everything)
     assert len(set(everything)) == 40  # no image on both sides, none missing
-    assert found.names == names
-    assert found.domains.tolist() == [0] * 15 + [1] * 15
+    assert sources.names == names
+    assert sources.domains.tolist() == [0] * 15 + [1] * 15
 
 
 def test_training_images_are_larger_than_what_evaluation_cuts_out_of_them(collection, tmp_path):
     recipe = replace(RECIPE, size=8, margin=1.25)
     steps = evaluation_steps(Preprocess(256, 224, (0.1,) * 3, (0.2,) * 3, "bicubic"), collection, recipe)
     assert steps == Preprocess(10, 8, (0.1,) * 3, (0.2,) * 3, "bicubic")
-    found = gather(collection, load_sources(collection, ["art"], tmp_path / "data"), recipe, steps)
-    assert found.train.batch(torch.tensor([0]))[0].shape == (1, 3, 10, 10)
-    assert found.validation.batch(torch.tensor([0]))[0].shape == (1, 3, 8, 8)
+    sources = gather(collection, load_sources(collection, ["art"], tmp_path / "data"), recipe, steps)
+    assert sources.train.batch(torch.tensor([0]))[0].shape == (1, 3, 10, 10)
+    assert sources.validation.batch(torch.tensor([0]))[0].shape == (1, 3, 8, 8)
 
 
 def test_the_held_out_part_is_the_same_for_every_recipe_and_of_digits_the_published_one():
     first, again = (split(find_collection("pacs"), "photo", 1670, 0.1) for _ in range(2))
     assert all(map(torch.equal, first, again))
-    assert [len(it) for it in first] == [1503, 167]
+    assert [len(part) for part in first] == [1503, 167]
     assert len(torch.cat(first).unique()) == 1670
     share = find_recipe("paper", "digits").held_out
-    assert [len(it) for it in split(find_collection("digits"), "mnist", 5000, share)] == [4000, 1000]
+    assert [len(part) for part in split(find_collection("digits"), "mnist", 5000, share)] == [4000, 1000]
     assert share == 1000 / 5000
     with pytest.raises(FewshiftError, match=r"held_out=0.1 cannot be: of the digits a fixed fifth validates"):
         split(find_collection("digits"), "mnist", 5000, 0.1)
-    assert [len(it) for it in split(find_collection("pacs"), "photo", 50, 0.0)] == [50, 0]
+    assert [len(part) for part in split(find_collection("pacs"), "photo", 50, 0.0)] == [50, 0]
 
 
 @pytest.mark.parametrize(

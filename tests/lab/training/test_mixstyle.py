@@ -59,17 +59,17 @@ def styles(features: Tensor) -> tuple[Tensor, Tensor]:
 def test_mixing_is_the_formula_written_out():
     features, partners, share = some_features()
     features[1] *= 1e-3  # where the count that a variance is divided by, and what is added to it, make a difference
-    found = mixed(features, partners, share)
+    mixture = mixed(features, partners, share)
     maps = features.double().numpy()
     for i, j in enumerate(partners.tolist()):
         for c in range(4):
-            deviations = [np.sqrt(maps[it, c].var(ddof=1) + 1e-6) for it in (i, j)]
-            means = [maps[it, c].mean() for it in (i, j)]
+            deviations = [np.sqrt(maps[image, c].var(ddof=1) + 1e-6) for image in (i, j)]
+            means = [maps[image, c].mean() for image in (i, j)]
             part = float(share[i])
             new_deviation = part * deviations[0] + (1 - part) * deviations[1]
             new_mean = part * means[0] + (1 - part) * means[1]
             expected = new_deviation * (maps[i, c] - means[0]) / deviations[0] + new_mean
-            np.testing.assert_allclose(found[i, c].numpy(), expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(mixture[i, c].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_image_that_keeps_all_of_its_style_is_itself():
@@ -79,8 +79,8 @@ def test_an_image_that_keeps_all_of_its_style_is_itself():
 
 def test_an_image_that_keeps_nothing_has_the_mean_and_spread_of_its_partner():
     features, partners, _ = some_features()
-    found, expected = styles(mixed(features, partners, torch.zeros(5))), styles(features[partners])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    mixture, expected = styles(mixed(features, partners, torch.zeros(5))), styles(features[partners])
+    torch.testing.assert_close(mixture, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_left_without_style_is_the_same_before_and_after():
@@ -178,10 +178,10 @@ def test_each_layer_decides_for_itself_and_each_image_has_a_share_of_its_own(mon
             trainee.loss(batch)
             mixes.append(len(shares) - begun)
     # Binomial(3, 1/2): layers that decide together would mix 0 or 3 times
-    found = torch.bincount(torch.tensor(mixes), minlength=4) / 400
-    torch.testing.assert_close(found, torch.tensor([1, 3, 3, 1]) / 8, rtol=0, atol=0.08)
+    frequencies = torch.bincount(torch.tensor(mixes), minlength=4) / 400
+    torch.testing.assert_close(frequencies, torch.tensor([1, 3, 3, 1]) / 8, rtol=0, atol=0.08)
     drawn = torch.stack(shares)
-    assert all(len(it.unique()) > 1 for it in drawn)
+    assert all(len(row.unique()) > 1 for row in drawn)
     assert float(drawn.mean()) == pytest.approx(0.5, abs=0.02)
     assert float(drawn.var()) == pytest.approx(1 / (4 * (2 * 0.1 + 1)), abs=0.01)  # of Beta(0.1, 0.1)
 
@@ -209,18 +209,21 @@ def test_in_evaluation_mode_nothing_is_mixed():
 
 def test_nothing_of_it_stays_in_the_network():
     plain, done = make_staged(), run().model
-    assert [(name, type(it)) for name, it in done.named_modules()] == [
-        (name, type(it)) for name, it in plain.named_modules()
+    assert [(name, type(module)) for name, module in done.named_modules()] == [
+        (name, type(module)) for name, module in plain.named_modules()
     ]
     assert done.state_dict().keys() == plain.state_dict().keys()
-    assert not any(it._forward_hooks or it._forward_pre_hooks or it._backward_hooks for it in done.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in done.modules()
+    )
     assert not done.training
 
 
 def test_never_mixing_is_plain_training_and_mixing_is_not():
     recipe = replace(RECIPE, augment="none", domains_per_batch=2)
     plain, never, always = (
-        state(run(it, recipe).model) for it in (ERM(), MixStyle(probability=0.0), MixStyle(probability=1.0))
+        state(run(algorithm, recipe).model)
+        for algorithm in (ERM(), MixStyle(probability=0.0), MixStyle(probability=1.0))
     )
     assert same_state(plain, never)
     assert not same_state(plain, always)
@@ -240,7 +243,7 @@ def test_a_training_that_is_stopped_and_resumed_has_the_bits_of_one_that_was_not
     )
     assert set(seen) == {1, 2}
     assert same_state(state(resumed.model), state(whole.model))
-    assert [it.loss for it in resumed.epochs] == [it.loss for it in whole.epochs]
+    assert [epoch.loss for epoch in resumed.epochs] == [epoch.loss for epoch in whole.epochs]
 
 
 def test_the_papers_recipe_for_pacs_has_two_domains_in_a_batch():
@@ -282,7 +285,7 @@ def test_stages_are_found_in_the_encoder_of_a_segmentation_network():
 def test_styles_are_mixed_after_the_first_three_stages_or_those_named(layers, expected):
     model = digits.digits_network()
     MixStyle(layers=layers).trainee(model, make_task(shape=(1, 28, 28)))
-    assert [name for name, it in model.named_modules() if it._forward_hooks] == [f"layer{it}" for it in expected]
+    assert [name for name, module in model.named_modules() if module._forward_hooks] == [f"layer{n}" for n in expected]
 
 
 def test_other_networks_are_trained_by_naming_their_layers():
@@ -294,37 +297,33 @@ def test_other_networks_are_trained_by_naming_their_layers():
     loss, _ = trainee.loss(Batch((images,), torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 0, 1])))
     loss.backward()
     assert model.conv_stem.weight.grad.abs().sum() > 0
-    assert [name for name, it in model.named_modules() if it._forward_hooks] == ["blocks.0", "blocks.1"]
+    assert [name for name, module in model.named_modules() if module._forward_hooks] == ["blocks.0", "blocks.1"]
 
 
 # --- what cannot be
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "facts"),
     [
-        ({"mix": "cross"}, "mix='cross' is unknown: choose one of random, crossdomain"),
-        ({"probability": 1.5}, "probability=1.5 is no share: give a number from 0 to 1"),
-        ({"alpha": 0.0}, "alpha=0 is no Beta distribution: give a number above 0"),
-        ({"alpha": -1.0}, "alpha=-1.0 cannot be: give a number from 0"),
-        ({"layers": 1}, "layers=1 cannot be: give a word"),
+        ({"mix": "cross"}, "mix='cross'.*random, crossdomain"),
+        ({"probability": 1.5}, r"probability=1\.5 .*from 0 to 1"),
+        ({"alpha": 0.0}, "alpha=0 .*above 0"),
+        ({"alpha": -1.0}, r"alpha=-1\.0 .*from 0"),
+        ({"layers": 1}, "layers=1 .*word"),
     ],
 )
-def test_settings_that_cannot_be_are_one_sentence(settings, sentence):
-    with pytest.raises(FewshiftError) as told:
+def test_settings_that_cannot_be_are_refused_with_what_can(settings, facts):
+    with pytest.raises(FewshiftError, match=facts):
         MixStyle(**settings)
-    assert str(told.value) == sentence
 
 
 def test_across_domains_there_have_to_be_two():
     alone = make_sources((24,))
-    with pytest.raises(FewshiftError) as told:
+    with pytest.raises(FewshiftError, match=r"two sources.*'place0'.*mix to random"):
         run(sources=alone)
-    assert str(told.value) == (
-        "crossdomain mixing needs two sources, and 'place0' is alone: add a source, or set mix to random"
-    )
     run(MixStyle(mix="random"), replace(RECIPE, epochs=1), alone)
-    with pytest.raises(FewshiftError, match=r"two sources in a batch, and domains_per_batch is 1: raise it"):
+    with pytest.raises(FewshiftError, match=r"two sources.*domains_per_batch is 1"):
         run(recipe=replace(RECIPE, domains_per_batch=1))
 
 
@@ -343,36 +342,25 @@ class Hidden(Staged):
 
 
 @pytest.mark.parametrize(
-    ("layers", "sentence"),
+    ("layers", "facts"),
     [
-        (
-            "layer1,layer9",
-            "this Hidden has no layer 'layer9': set layers to some of layer1, layer2, layer3, layer4",
-        ),
-        ("", "this Hidden has no layer '': set layers to some of layer1, layer2, layer3, layer4"),
-        ("layer1,layer1", "layer 'layer1' is named twice: name it once"),
-        ("unused", "layer 'unused' is never executed: name others with layers"),
-        ("flat", "layer 'flat' does not give a map for each channel: name others with layers"),
-        (
-            "pool",
-            "the maps of layer 'pool' have one pixel, which has no style: raise size, or name others with layers",
-        ),
+        ("layer1,layer9", "Hidden .*'layer9'.*layer1, layer2, layer3, layer4"),
+        ("", "Hidden .*layer ''.*layer1, layer2, layer3, layer4"),
+        ("layer1,layer1", "'layer1' .*twice"),
+        ("unused", "'unused' .*never executed"),
+        ("flat", "'flat' .*map for each channel"),
+        ("pool", "'pool' .*one pixel.*raise size"),
     ],
 )
-def test_layers_that_cannot_be_mixed_after_are_one_sentence(layers, sentence):
-    with pytest.raises(FewshiftError) as told:
+def test_layers_that_cannot_be_mixed_after_are_named(layers, facts):
+    with pytest.raises(FewshiftError, match=facts):
         run(MixStyle(layers=layers), model=Hidden())
-    assert str(told.value) == sentence
 
 
-def test_a_network_without_stages_is_one_sentence():
-    with pytest.raises(FewshiftError) as told:
+def test_a_network_without_stages_is_refused_with_its_layers():
+    with pytest.raises(FewshiftError, match=r"MobileNetV3 .*layer1 to layer4.*conv_stem, bn1, blocks\.0"):
         MixStyle().trainee(timm.create_model("mobilenetv3_small_050"), make_task())
-    assert str(told.value) == (
-        "this MobileNetV3 has no stages layer1 to layer4, nor by another name that is known: set layers to some of "
-        "conv_stem, bn1, blocks.0, blocks.1, blocks.2, blocks.3, ..."
-    )
-    with pytest.raises(FewshiftError, match=r"has stages from 0\.layer1 and from 1\.layer1: name those that count"):
+    with pytest.raises(FewshiftError, match=r"0\.layer1 and from 1\.layer1"):
         find_stages(nn.Sequential(Staged(), Staged()))
 
 

@@ -64,13 +64,15 @@ def test_one_cycle_is_torchs(steps):
 
 def test_poly_and_constant_are_their_formulas():
     moments = [Moment(step, 40, 0, 1) for step in range(40)]
-    assert [SCHEDULES["poly"](it) for it in moments] == pytest.approx([(1 - it.step / 40) ** 0.9 for it in moments])
-    assert {SCHEDULES["constant"](it) for it in moments} == {1.0}
+    assert [SCHEDULES["poly"](moment) for moment in moments] == pytest.approx(
+        [(1 - moment.step / 40) ** 0.9 for moment in moments]
+    )
+    assert {SCHEDULES["constant"](moment) for moment in moments} == {1.0}
 
 
 def test_shuffled_batches_are_full_and_show_no_image_twice():
     batches = shuffled(100, 32, torch.Generator().manual_seed(0))
-    assert [len(it) for it in batches] == [32, 32, 32]
+    assert [len(batch) for batch in batches] == [32, 32, 32]
     assert len(torch.cat(batches).unique()) == 96
 
 
@@ -150,7 +152,7 @@ def test_recipes_of_the_paper_are_those_of_its_cards():
 
 
 def test_recipes_and_official_sources_name_what_there_is():
-    for name in {*PAPER, *(it for table in RECIPES.values() for it in table)}:
+    for name in {*PAPER, *(name for table in RECIPES.values() for name in table)}:
         find_collection(name)
     for (name, target), sources in OFFICIAL.items():
         assert {target, *sources} <= set(find_collection(name).domains)

@@ -36,7 +36,7 @@ from tests.helpers.training import run_plain as run
 def test_equal_seeds_give_equal_weights_and_others_do_not():
     first, again, other = run(), run(), run(seed=1)
     assert same_state(state(first.model), state(again.model))
-    assert [it.loss for it in first.epochs] == [it.loss for it in again.epochs]
+    assert [epoch.loss for epoch in first.epochs] == [epoch.loss for epoch in again.epochs]
     assert not same_state(state(first.model), state(other.model))
 
 
@@ -91,7 +91,7 @@ def test_a_training_that_is_stopped_and_resumed_has_the_bits_of_one_that_was_not
     assert set(seen) == {1, 2}
     assert same_state(state(resumed.model), state(whole.model))
     assert same_state(checkpoint.weights(), state(whole.model))
-    assert [it.loss for it in resumed.epochs] == [it.loss for it in whole.epochs]
+    assert [epoch.loss for epoch in resumed.epochs] == [epoch.loss for epoch in whole.epochs]
     assert not checkpoint.state.exists()
     assert checkpoint.finished() is not None
 
@@ -150,8 +150,8 @@ def test_weights_that_are_not_numbers_after_the_last_step_are_never_written(tmp_
     class Breaks(Trainee):
         def after_epoch(self, epoch: int, sources: Sources) -> None:
             if epoch == 1:
-                found = next(it for key, it in self.model.state_dict().items() if key.endswith(name))
-                found.view(-1)[0] = value
+                statistic = next(tensor for key, tensor in self.model.state_dict().items() if key.endswith(name))
+                statistic.view(-1)[0] = value
 
     class Breaking(ERM):
         def trainee(self, model: nn.Module, task: Task) -> Trainee:
@@ -177,9 +177,9 @@ def test_the_steps_told_add_up_to_those_done(together, schedule):
     moments: list[Moment] = []
     run(recipe, sources=sources, hear=lambda standing: moments.append(standing.moment))
     made = sum(len(order(sources, recipe, 0, epoch)) for epoch in range(recipe.epochs))
-    assert [it.step for it in moments] == list(range(1, made + 1))
+    assert [moment.step for moment in moments] == list(range(1, made + 1))
     assert moments[-1].steps == made
-    assert schedule == "cosine" or {it.steps for it in moments} == {made}
+    assert schedule == "cosine" or {moment.steps for moment in moments} == {made}
 
 
 @pytest.mark.parametrize("together", [None, 2])
