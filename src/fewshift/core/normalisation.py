@@ -10,14 +10,17 @@ None of these layers is a BatchNorm layer, except the half of an IBN layer that 
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewshift.errors import FewshiftError
 
 EPS = 1e-5
+TILE = 2**20  # values that are centred at a time: 4 MB, which a cache holds
 
 
 def inverse_root(covariance: Tensor, iterations: int) -> Tensor:
@@ -45,10 +48,8 @@ def image_moments(maps: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
     Covariances are biased: sums over the L positions, divided by L.
     """
-    means = maps.mean(2)
-    # less the mean first, since large means leave nothing of small variances
-    centred = (maps - means[:, :, None]).reshape(len(maps), -1, group, maps.shape[2])
-    return means, centred @ centred.mT / maps.shape[2]
+    _, means, covariances = _Moments.apply(maps, group)
+    return means, covariances
 
 
 def pooled(means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,14 +61,14 @@ def pooled(means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
 
 def transformed(maps: Tensor, matrices: Tensor, shifts: Tensor) -> Tensor:
     """A x + b at every position of maps (N, C, L): A is (N, C / d, d, d), a matrix for each group, b is (N, C)."""
-    groups = maps.reshape(*matrices.shape[:-1], maps.shape[2])
-    return (matrices @ groups).view(maps.shape) + shifts[:, :, None]
+    output: Tensor = _Transformed.apply(maps, matrices, shifts)
+    return output
 
 
 class InstanceNorm(nn.InstanceNorm2d):
     """Each channel of each image with mean 0 and variance 1, then gamma and beta if it has them.
 
-    Unlike torch's it leaves the layout in memory as it is, and an image of one position is beta.
+    Unlike torch's it leaves channels side by side in memory where they are so, and an image of one position is beta.
     """
 
     def __init__(self, channels: int, affine: bool = True) -> None:
@@ -79,9 +80,12 @@ class InstanceNorm(nn.InstanceNorm2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """As many groups as channels: instance normalisation is this case of group normalisation."""
-        # with channels side by side, torch is slower than with a copy
-        normalised = torch.group_norm(images.contiguous(), self.num_features, self.weight, self.bias, self.eps)
-        return normalised.contiguous(memory_format=_layout(images))
+        if images.is_contiguous():
+            return torch.group_norm(images, self.num_features, self.weight, self.bias, self.eps)
+        maps, means, variances = _Moments.apply(images.flatten(2), 1)  # with channels side by side, torch is slow
+        scales = (variances.view_as(means) + self.eps).rsqrt() * (1 if self.weight is None else self.weight)
+        shifts = -scales * means + (0 if self.bias is None else self.bias)
+        return transformed(maps, scales[:, :, None, None], shifts).view_as(images)
 
 
 class InstanceBatchNorm(nn.Module):
@@ -105,7 +109,7 @@ class InstanceBatchNorm(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Each side by itself."""
-        memory = _layout(images)
+        memory = torch.contiguous_format if images.is_contiguous() else torch.channels_last
         first, rest = images.split([self.instance.num_features, self.batch.num_features], 1)
         by_image = self.instance(first.contiguous(memory_format=memory))
         by_batch = self.batch(rest.contiguous(memory_format=memory))
@@ -129,6 +133,10 @@ class Whitening(nn.Module, abc.ABC):
         self.running_mean: Tensor
         self.register_buffer("running_mean", torch.zeros(channels))
 
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        return f"{self.channels}, group={self.group}, iterations={self.iterations}, decay={self.decay}"
+
     def begin_as(self, batchnorm: _BatchNorm) -> None:
         """Take over gamma, beta and the statistics: variances make a covariance without correlations."""
         _take_affine(self, batchnorm)
@@ -143,8 +151,7 @@ class Whitening(nn.Module, abc.ABC):
             maps = maps.flatten(2) if maps.ndim > 2 else maps.unsqueeze(2)
             if self.training and maps.shape[0] * maps.shape[2] < 2:
                 raise FewshiftError("one position has no covariance to whiten in training: give more or larger images")
-            whitened = self._whitened(maps.contiguous()).view(images.shape)
-            return whitened.to(images.dtype, memory_format=_layout(images))
+            return self._whitened(maps).view_as(images).to(images.dtype)
 
     @abc.abstractmethod
     def _whitened(self, maps: Tensor) -> Tensor:
@@ -180,7 +187,7 @@ class IterNormLayer(Whitening):
     def _whitened(self, maps: Tensor) -> Tensor:
         if not self.training:
             return self._scaled(maps, self.running_whitening[None], -self.running_mean[None])
-        means, covariances = image_moments(maps, self.group)
+        maps, means, covariances = _Moments.apply(maps, self.group)
         mean, covariance = pooled(means, covariances)
         whitening = inverse_root(covariance + EPS * torch.eye(self.group).to(maps), self.iterations)
         self._follow(self.running_mean, mean)
@@ -207,7 +214,7 @@ class SwitchableWhiteningLayer(Whitening):
         self.running_covariance.copy_(variance.view(-1, self.group).diag_embed())
 
     def _whitened(self, maps: Tensor) -> Tensor:
-        means, covariances = image_moments(maps, self.group)
+        maps, means, covariances = _Moments.apply(maps, self.group)
         if self.training:
             batch_mean, batch_covariance = pooled(means, covariances)
             self._follow(self.running_mean, batch_mean)
@@ -220,14 +227,99 @@ class SwitchableWhiteningLayer(Whitening):
         return self._scaled(maps, whitening, -mean)
 
 
-def _layout(images: Tensor) -> torch.memory_format:
-    """Whether an image has one channel after the other in memory, or channels side by side."""
-    return torch.contiguous_format if images.is_contiguous() else torch.channels_last
-
-
 def _take_affine(layer: nn.Module, batchnorm: _BatchNorm) -> None:
     with torch.no_grad():
         for name in ("weight", "bias"):
             own, learned = getattr(layer, name), getattr(batchnorm, name)
             if own is not None and learned is not None:
                 own.copy_(learned)
+
+
+class _Moments(torch.autograd.Function):
+    """`image_moments`, and the maps again, for `transformed` and nothing else.
+
+    The gradient of the moments is added, as one product, into the memory of the gradient that `transformed` has made.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+        channels, length = maps.shape[1:]
+        means = maps.mean(2)
+        # less the mean first, since large means leave nothing of small variances; a few images at a time, which
+        # takes no memory to speak of
+        few = max(1, TILE // (channels * length))
+        tiles = zip(maps.split(few), means.split(few), strict=True)
+        products = [
+            _products(centred, centred, group) for tile, mean in tiles for centred in (tile - mean[:, :, None],)
+        ]
+        ctx.save_for_backward(maps, means)
+        ctx.group = group
+        return maps.view_as(maps), means, torch.cat(products) / length
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_maps: Tensor, d_means: Tensor, d_covariances: Tensor) -> tuple[Tensor, None]:
+        maps, means = ctx.saved_tensors
+        slopes = (d_covariances + d_covariances.mT) / maps.shape[2]
+        _apply(slopes, maps, d_maps, add=True)
+        centre = (slopes @ means.view(*slopes.shape[:-1], 1)).flatten(1)
+        return d_maps.add_((d_means / maps.shape[2] - centre)[:, :, None]), None
+
+
+class _Transformed(torch.autograd.Function):
+    """`transformed`, into and out of whatever layout the maps have."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, matrices: Tensor, shifts: Tensor) -> Tensor:
+        ctx.save_for_backward(maps, matrices)
+        return _apply(matrices, maps, torch.empty_like(maps)).add_(shifts[:, :, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        maps, matrices = ctx.saved_tensors
+        d_maps = _apply(matrices.mT, d_output, torch.empty_like(maps)) if ctx.needs_input_grad[0] else None
+        return d_maps, _products(d_output, maps, matrices.shape[-1]), d_output.sum(2)
+
+
+def _apply(matrices: Tensor, maps: Tensor, output: Tensor, add: bool = False) -> Tensor:
+    """Write A x of every position into `output`, or add it there."""
+    group = matrices.shape[-1]
+    if group == 1:
+        scales = matrices.reshape(*maps.shape[:2], 1)
+        return output.addcmul_(maps, scales) if add else torch.mul(maps, scales, out=output)
+    parts = (_parts(tensor, group, output) for tensor in (output, maps))
+    for out, part, matrix in zip(*parts, _matrices(matrices, output), strict=True):
+        if add:
+            torch.baddbmm(out, matrix, part, out=out)
+        else:
+            torch.bmm(matrix, part, out=out)
+    return output
+
+
+def _products(left: Tensor, right: Tensor, group: int) -> Tensor:
+    """Sums over positions of l r', (N, C / d, d, d)."""
+    count, channels, _ = right.shape
+    if group == 1:
+        return (left * right).sum(2).view(count, channels, 1, 1)
+    pairs = zip(_parts(left, group, right), _parts(right, group, right), strict=True)
+    products = [torch.bmm(one, other.mT) for one, other in pairs]
+    if len(products) > 1:
+        return torch.stack(products, 1)
+    return products[0].view(count, channels // group, group, group)
+
+
+def _parts(maps: Tensor, group: int, like: Tensor) -> list[Tensor]:
+    """Maps (N, C, L) as batches (n, d, L) of matrices, without copying what has the layout of `like`.
+
+    Where an image has one channel after the other in memory, images and groups make one batch. Where it has channels
+    side by side, each group is a batch of its own.
+    """
+    if like.is_contiguous():
+        return [maps.reshape(-1, group, maps.shape[2])]
+    return list(maps.split(group, 1))
+
+
+def _matrices(matrices: Tensor, like: Tensor) -> list[Tensor]:
+    """Matrices (N, C / d, d, d) in the batches of `_parts`."""
+    return [matrices.flatten(0, 1)] if like.is_contiguous() else list(matrices.unbind(1))
