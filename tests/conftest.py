@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,10 +20,12 @@ from tests.helpers.networks import make_support, make_tiny
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+    from xdist.scheduler import LoadScopeScheduling
 
 torch.set_num_threads(1)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SHARED_PAGES = ("tests/lab/bench/test_page.py", "tests/report/test_browser.py")  # both read one large page
 NO_BROWSER = f"no browser: install one of {', '.join(BROWSERS)}"
 
 
@@ -104,12 +106,17 @@ def tab(browser: Browser) -> Iterator[Tab]:
         context.close()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """Keep the tests of a module in one process, so that what they share is made once."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByModule(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return "pages" if module in SHARED_PAGES else module
+
+    return ByModule(config, log)
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -18,7 +18,6 @@ def scratch(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("golden")
 
 
-@pytest.mark.xdist_group("golden")
 @pytest.mark.parametrize("name", [name for name in makers(Path()) if name != "environment.json"])
 def test_the_program_does_what_it_did(name, scratch):
     frozen, now = (HERE / name).read_text(encoding="utf-8"), makers(scratch)[name]()

@@ -10,8 +10,6 @@ from fewshift.report.pages import adaptation_page, demo_page
 from tests.helpers.browser import Tab
 from tests.helpers.pages import JUDGED, demonstration
 
-pytestmark = pytest.mark.xdist_group("pages")  # one browser, and each page made once
-
 INK = {"light": "rgb(28, 28, 32)", "dark": "rgb(231, 229, 224)"}
 
 UNDRAWN = """[

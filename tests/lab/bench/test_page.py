@@ -34,8 +34,6 @@ from tests.helpers.runs import (
     undrawn,
 )
 
-pytestmark = pytest.mark.xdist_group("pages")  # the page of all grids is made once
-
 KINDS = {  # how the caption of a kind of figure begins, or what only it says
     "batch": "against test batch size",
     "alpha": "against alpha",

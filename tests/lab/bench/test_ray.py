@@ -29,7 +29,7 @@ from tests.helpers.bench import (
     with_batches_of,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one Ray, in one of the processes that test
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")
