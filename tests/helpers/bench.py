@@ -120,6 +120,7 @@ def forked(work: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 def sweeping(folder: str, make: Callable[..., Materials], arguments: tuple[Any, ...], file: str, **how: Any) -> None:
     """Sweep in a process of its own; a line of `file` for each record."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
     with Path(file).open("a") as lines:
 
         def tell(record) -> None:
