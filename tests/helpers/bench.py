@@ -131,10 +131,10 @@ def sweeping(folder: str, make: Callable[..., Materials], arguments: tuple[Any, 
 
 
 @contextmanager
-def trapped_driver(folder: Path, engine: str = "local") -> Iterator[tuple[Driver, TextIO]]:
+def trapped_driver(folder: Path, engine: str = "local", address: str = "") -> Iterator[tuple[Driver, TextIO]]:
     """A driver whose two workers did a cell each and are trapped in the next, and a pipe they hold while they live."""
     trap = set_trap(folder)
-    arguments = str(folder), str(trap), str(folder / "heard"), engine
+    arguments = str(folder), str(trap), str(folder / "heard"), engine, address
     # Ray wants an interpreter of its own, whose workers find the tests where this one does
     driver: Driver = fresh(TRAPPING, *arguments) if engine == "ray" else forked(trapped_sweep, *arguments)
     try:
@@ -163,9 +163,9 @@ def fresh(code: str, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, cwd=ROOT)
 
 
-def trapped_sweep(folder: str, trap: str, file: str, engine: str) -> None:
+def trapped_sweep(folder: str, trap: str, file: str, engine: str, address: str) -> None:
     """A driver with two workers; a function at the top of a module, so that it can be named to another process."""
-    sweeping(folder, Trapped, (trap,), file, workers=2, engine=engine)
+    sweeping(folder, Trapped, (trap,), file, workers=2, engine=engine, address=address or None)
 
 
 def lines_of(file: Path) -> int:
