@@ -33,7 +33,7 @@ def adapt(
     network: NetworkOptions,
     support: Annotated[Path | None, typer.Option(help=LABELLED)] = None,
     unlabelled: Unlabelled = None,
-    out: Annotated[Path | None, typer.Option(help="Write the delta here (kilobytes).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the delta here: only the tensors that changed.")] = None,
     report: Report = None,
     method: MethodName = "auto",
     setting: Setting = None,
@@ -51,7 +51,7 @@ def adapt(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Fit a network to the place that the support images come from; exit code 3 if the source network is better."""
+    """Fit a network to the place of the support images. Exit code 3: rejected, the source network is kept."""
     import fewshift
     from fewshift.api import method_from_words
 

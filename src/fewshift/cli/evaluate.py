@@ -25,7 +25,8 @@ def evaluate(
         Path | None, typer.Option(help="With pixel labels and a delta: write a page of the best and worst images here.")
     ] = None,
     support: Annotated[
-        Path | None, typer.Option(help="The images it was adapted to: one that is also judged by is an error.")
+        Path | None,
+        typer.Option(help="The images that the network was adapted to; one of them among LABELLED is an error."),
     ] = None,
     window: Window = None,
     stride: Stride = None,

@@ -45,8 +45,8 @@ Window = Annotated[
     int | None,
     typer.Option(min=1, help="With pixel labels: see images through a window of this many preprocessed pixels."),
 ]
-Stride = Annotated[int | None, typer.Option(min=1, help="From window to window; two thirds of it by default.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Stride = Annotated[int | None, typer.Option(min=1, help="Pixels between windows; two thirds of --window by default.")]
+Json = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished epoch.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again, whatever training wrote the file.")
+        bool,
+        typer.Option("--overwrite", help="Start anew and replace the file, even if another training wrote it."),
     ] = False,
     data_root: Annotated[
         Path | None, typer.Option(help="The folder with the data sets; by default FEWSHIFT_DATA.")

@@ -158,7 +158,7 @@ WEAK = {
     Weakness.FEW_CLASSES: "fewer than half of the classes have images",
 }
 MISSING = {
-    Missing.NOT_ASKED: "nothing was held out, as asked (validate=None)",
+    Missing.NOT_ASKED: "no evidence was gathered, as asked (validate=None)",
     Missing.NO_LABELS: "there are no labels to judge by",
     Missing.ONE_IMAGE: "a single image leaves nothing to hold out",
 }
@@ -234,7 +234,7 @@ def reason(verdict: Verdict, evidence: Evidence) -> str:
     if evidence.blend is not None:
         parts.append(blend(evidence.blend))
     if evidence.weakness is not None:
-        parts.append(f"{weakness(evidence)}, so a nat for each image is needed")
+        parts.append(f"{weakness(evidence)}, so the labels have to be likelier by a nat for each image")
     why = "the evidence is against the adapted network" if verdict.against else "nothing clearly favours it"
     return f"{word}: {'; '.join(parts)}" + ("" if verdict.accepted else f": {why}")
 

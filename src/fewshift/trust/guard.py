@@ -28,7 +28,7 @@ LOOKED_AT = 256  # unlabelled images that both networks predict, at most
 class Missing(Enum):
     """Why there is no evidence."""
 
-    NOT_ASKED = "nothing was held out, as asked"
+    NOT_ASKED = "no evidence was gathered, as asked"
     NO_LABELS = "there are no labels to judge by"
     ONE_IMAGE = "a single image leaves nothing to hold out"
     NEEDS_ALL = "the method cannot do without the images that were held out"
