@@ -141,7 +141,10 @@ def adaptations() -> dict[str, Any]:
 def command(*words: str) -> str:
     """The output of a command, plain."""
     result: Result = CliRunner().invoke(
-        app, list(words), env={"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1", "TERM": "dumb"}
+        app,
+        list(words),
+        prog_name="fewshift",
+        env={"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1", "TERM": "dumb"},
     )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -224,7 +224,8 @@ def reason(verdict: Verdict, evidence: Evidence) -> str:
             Rule.CALLABLE: f"{word} by your own condition",
             Rule.UNSEEN_CLASSES: f"{word}: the classifier was changed and the support has no image of "
             + ", ".join(evidence.unseen),
-        }.get(verdict.rule, f"{word} {without} evidence: {missing(evidence)}")
+            Rule.NO_EVIDENCE: f"{word} {without} evidence: {missing(evidence)}",
+        }[verdict.rule]
     if verdict.rule is not Rule.LIKELIHOOD:
         limit = (
             "" if verdict.threshold is None else f",{'' if verdict.accepted else ' not'} above {verdict.threshold:g}"
