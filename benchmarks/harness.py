@@ -33,7 +33,7 @@ def by_hand() -> None:
         _, test = split(domain, cell)
         drawn = draw_support(domain.labels, cell.shots, cell.seed)
         support = domain.images(drawn), domain.labels[drawn]
-        adapted = fewshift.adapt(network, support, method=fewshift.LCCS(epochs=5), seed=cell.seed).model
+        adapted = fewshift.adapt(network, support, method=fewshift.LCCS(epochs=5), validate=None, seed=cell.seed).model
         with torch.no_grad():
             right = [
                 (adapted(domain.images(batch)).argmax(1) == domain.labels[batch]).sum() for batch in test.split(AT_ONCE)
