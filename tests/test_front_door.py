@@ -108,3 +108,53 @@ def test_the_command_writes_the_delta_that_python_makes(place: Path, command) ->
     assert command(*words).code == 0
     result = fewshift.adapt(load(place), place / "photos", method="adabn", accept="always")
     assert out.read_bytes() == result.delta.save(place / "python.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("spelling", ["w.safetensors", "w.json", "photos/../w.safetensors", "link.safetensors"])
+def test_no_command_writes_over_what_it_reads(place: Path, command, spelling: str) -> None:
+    (place / "link.safetensors").symlink_to(place / "w.safetensors")
+    before = {name: (place / name).read_bytes() for name in ("w.safetensors", "w.json")}
+    network = ["--model", "tests.helpers.networks:make_tiny", "--weights", place / "w.safetensors"]
+    adapt = ["adapt", *network, "--support", place / "photos", "--method", "adabn", "--accept", "always"]
+    for words in ([*adapt, "--out"], [*adapt, "--report"], ["predict", *network, place / "photos", "--out"]):
+        assert command(*words, place / spelling).code == 1
+    assert before == {name: (place / name).read_bytes() for name in before}
+
+
+def test_predictions_do_not_replace_the_images(place: Path, command) -> None:
+    image = place / "photos" / "ant" / "0.png"
+    before = image.read_bytes()
+    words = ["predict", "--model", "tests.helpers.networks:make_tiny", "--weights", place / "w.safetensors"]
+    for images in (image, place / "photos"):
+        assert command(*words, images, "--out", image).code == 1
+    assert image.read_bytes() == before
+
+
+def test_merging_does_not_replace_the_source(place: Path) -> None:
+    net = load(place)
+    delta = fewshift.adapt(net, place / "photos", method="adabn", validate=None).delta
+    with pytest.raises(FewshiftError, match="choose another"):
+        fewshift.merge(net, delta, place / "w.safetensors")
+
+
+def test_a_rejected_adaptation_says_that_nothing_was_written(place: Path, command) -> None:
+    words = ["adapt", "--model", "tests.helpers.networks:make_tiny", "--weights", place / "w.safetensors"]
+    done = command(*words, "--support", place / "photos", "--method", "adabn", "--accept", 200, "--out", place / "d")
+    assert done.code == 3
+    assert "--write-rejected" in done.stdout
+    assert not (place / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "facts"),
+    [
+        (lambda net, place: fewshift.adapt(net, place / "photos", shots=0), "shots=0"),
+        (lambda net, place: fewshift.adapt(net, place / "photos", shots=1.5), "shots=1.5"),
+        (lambda net, place: fewshift.predict(net, place / "photos", batch_size=0), "batch_size=0"),
+        (lambda net, _: fewshift.predict(net, torch.zeros(1, 3, 8, 8)), "Tensor is no image file"),
+        (lambda net, _: fewshift.evaluate(net, (torch.zeros(2, 3, 8, 8), torch.tensor([0, 7]))), "label 7"),
+    ],
+)
+def test_a_mistake_in_python_is_one_sentence(place: Path, call, facts: str) -> None:
+    with pytest.raises(FewshiftError, match=facts):
+        call(load(place), place)

@@ -58,7 +58,7 @@ def adapt(
     chosen = method_from_words(method, setting or [])
     if support is None and unlabelled is None:
         raise typer.BadParameter("give --support, --unlabelled or both")
-    check_outputs([out, report], [network.weights])
+    check_outputs([out, report], network.files)
     if (out or report) and not chosen.plain:
         raise FewshiftError(
             f"{method} returns a {chosen.returns}, which has no delta and no report: "
@@ -95,6 +95,8 @@ def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
     for layer in (layer for layer in result.layers if layer.skipped):
         typer.echo(f"left alone: {layer.name} ({layer.kind}): {layer.skipped}")
     print_written(written)
+    if not result.accepted and written["delta"] is None:
+        typer.echo("no delta was written; --write-rejected --out FILE writes it all the same")
 
 
 def _condition(text: str) -> str | float:

@@ -40,7 +40,7 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
         method_of(name)  # a mistake is noticed before anything is read
-    check_outputs([report], [network.weights])
+    check_outputs([report], network.files)
     with network.opened() as (model, arguments):
         comparison = fewshift.compare(
             model, support, names, unlabelled=unlabelled, shots=shots, **arguments, validate=validate,

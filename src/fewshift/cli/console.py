@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,15 +17,21 @@ import typer
 from fewshift.errors import FewshiftError
 
 
-def check_outputs(outputs: list[Path | None], inputs: list[Path | None]) -> None:
-    """Told before the work begins, not after it: what cannot be written, and what would be written over."""
-    taken = {path.absolute() for path in inputs if path is not None}
+def refuse_overwriting(outputs: Sequence[Path | None], inputs: Sequence[Path | None]) -> None:
+    """One sentence when a file is named twice, or is read as well; links and other spellings are seen through."""
+    taken = {path.resolve() for path in inputs if path is not None}
+    for path in (path for path in outputs if path is not None):
+        if path.resolve() in taken:
+            raise FewshiftError(f"{path} is named twice, or is read as well: choose different files")
+        taken.add(path.resolve())
+
+
+def check_outputs(outputs: Sequence[Path | None], inputs: Sequence[Path | None]) -> None:
+    """One sentence, before the work begins, when an output cannot be written or would be written over an input."""
+    refuse_overwriting(outputs, inputs)
     for path in outputs:
         if path is None:
             continue
-        if path.absolute() in taken:
-            raise FewshiftError(f"{path} is named twice, or is read as well: choose different files")
-        taken.add(path.absolute())
         try:
             if path.exists() and not path.is_file():
                 raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")

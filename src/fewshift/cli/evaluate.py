@@ -35,7 +35,7 @@ def evaluate(
     """Accuracy on labelled images, or IoU on labelled pixels, per class; with a delta, before and after it."""
     import fewshift
 
-    check_outputs([report], [network.weights, delta])
+    check_outputs([report], [*network.files, delta])
     if report is not None and delta is None:
         raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
     with network.opened(delta) as (model, arguments):

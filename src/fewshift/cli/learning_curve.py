@@ -39,7 +39,7 @@ def learning_curve(
     from fewshift.report.prose import counted
 
     chosen, ks = method_from_words(method, setting or []), _counts(shots)
-    check_outputs([report], [network.weights])
+    check_outputs([report], network.files)
     with network.opened() as (model, arguments):
         curve = fewshift.learning_curve(
             model, support, method=chosen, shots=ks, draws=draws, labelled=labelled, unlabelled=unlabelled,

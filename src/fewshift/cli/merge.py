@@ -22,7 +22,7 @@ def merge(
     import fewshift
 
     card = out.with_suffix(".json")
-    check_outputs([out, card], [network.weights, delta])
+    check_outputs([out, card], [*network.files, delta])
     change = fewshift.Delta.load(delta)
     model = fewshift.load(network.model, network.weights, classes=change.classes)
     fewshift.api.merge(model, change, out, undo=revert)

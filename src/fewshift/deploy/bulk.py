@@ -133,6 +133,8 @@ def predict_files(
     and palette.txt. Existing files are kept: `resume` skips images that the same network has labelled there with the
     same options, `overwrite` replaces them. Images that cannot be read are listed in the result.
     """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise FewshiftError(f"batch_size={batch_size!r} is no number of images: give 1, 2, ...")
     root, files = _listed(images)
     shape = output_for(network, files, preprocess, window, stride)
     names = output_names(classes, shape[0])
@@ -155,6 +157,11 @@ def _listed(images: Files) -> tuple[Path, list[Path]]:
     if isinstance(images, (str, Path)):
         root = images_below(images)
         return root, image_files(root)
+    if not isinstance(images, Sequence):
+        raise FewshiftError(
+            f"{type(images).__name__} is no image file: give a folder, a file or a list of files, and call the network "
+            "itself on tensors"
+        )
     files = [file for path in images for file in image_files(path)]
     if not files:
         raise FewshiftError("there are no images: give some")

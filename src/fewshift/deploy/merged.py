@@ -10,6 +10,7 @@ from torch import nn
 
 from fewshift.core._files import whole
 from fewshift.core.delta import Delta
+from fewshift.errors import FewshiftError
 from fewshift.models.cards import in_library, known_card
 
 
@@ -17,6 +18,8 @@ def write_merged(model: nn.Module, delta: Delta, out: Path, *, undo: bool = Fals
     """Write the weights of the adapted network, or with `undo` the source network's from adapted ones, and a card."""
     network = delta.revert(model) if undo else delta.apply(model)
     known = known_card(model)
+    if known.weights and out.resolve() == Path(known.weights).resolve():
+        raise FewshiftError(f"{out} has the weights that the network came from: choose another file")
     arch = known.arch if known.arch and in_library(known.arch) else None  # a card names no code to run
     card = {"arch": arch, "classes": delta.classes, "algorithm": known.algorithm, **(delta.preprocess or {})}
     with whole(out) as draft, whole(out.with_suffix(".json")) as card_draft:

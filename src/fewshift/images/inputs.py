@@ -120,6 +120,8 @@ def _from_tensors(source: Any, classes: tuple[str, ...] | None) -> Support:
 
 def _drawn(labelled: Labelled, shots: int, seed: int) -> Tensor:
     """Positions of so many images per class, or with pixel labels in all."""
+    if not isinstance(shots, int) or isinstance(shots, bool) or shots < 1:
+        raise FewshiftError(f"shots={shots!r} is no number of images: give 1, 2, ...")
     if labelled.kind is IMAGES and not isinstance(labelled, Scenes):
         numbers = labelled.targets if isinstance(labelled, Support) else labelled.labels
         return draw_support(numbers, shots, seed, labelled.classes)

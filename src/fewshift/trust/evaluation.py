@@ -175,6 +175,7 @@ def evaluate_networks(
                 f"the images have {len(classes)} classes and the network {predicted.shape[1]} outputs: "
                 "pass --classes (classes=), a name for each output in their order"
             )
+        labelled.kind.check_range(labelled.kind.counts(labels), len(classes))
         tallies[name] = tally(labels, predicted.argmax(1).cpu(), len(classes))
         images[name] = (predicted.argmax(1).cpu() == labels).double().tolist()
     return ImageEvaluation(classes, tallies, images)
