@@ -18,7 +18,7 @@ def demo(
     everything: Annotated[bool, typer.Option("--all", help="Every method; takes some minutes.")] = False,
     as_json: Json = False,
 ) -> None:
-    """A network trained on MNIST meets digits from Turkish forms: a table and a report in under a minute."""
+    """A network trained on MNIST meets digits from Turkish forms: a table and a report in about a minute."""
     one_thread()
     check_outputs([out], [])
     from fewshift.lab.demo import MORE, PLAN, run
