@@ -72,8 +72,8 @@ def test_newton_tends_to_the_inverse_root_of_an_eigen_decomposition():
 
 def test_without_iterations_newton_divides_by_the_root_of_the_trace():
     covariances = make_covariances(2, 1, 4)
-    for matrix, found in zip(covariances[:, 0], inverse_root(covariances, 0)[:, 0], strict=True):
-        torch.testing.assert_close(found, torch.eye(4, dtype=torch.float64) / matrix.trace().sqrt())
+    for matrix, root in zip(covariances[:, 0], inverse_root(covariances, 0)[:, 0], strict=True):
+        torch.testing.assert_close(root, torch.eye(4, dtype=torch.float64) / matrix.trace().sqrt())
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
@@ -105,18 +105,18 @@ def test_large_means_leave_small_variances_alone(layout):
     exact = make_images(2, 4, 8, 8)
     images = (exact + 3000).float().contiguous(memory_format=layout)
     _, covariances = image_moments(images.flatten(2), 4)
-    for image, found in zip(images, covariances, strict=True):
-        np.testing.assert_allclose(found[0].numpy(), channel_covariance(image[None]), rtol=1e-4, atol=1e-4)
+    for image, covariance in zip(images, covariances, strict=True):
+        np.testing.assert_allclose(covariance[0].numpy(), channel_covariance(image[None]), rtol=1e-4, atol=1e-4)
 
 
 @LAYOUTS
 def test_a_transformation_is_a_matrix_at_every_position(layout):
     maps, matrices = make_images(2, 4, 3, 5, layout=layout), make_covariances(2, 2, 2)
     shifts = torch.arange(8.0, dtype=torch.float64).view(2, 4)
-    found = transformed(maps.flatten(2), matrices, shifts).view_as(maps)
+    output = transformed(maps.flatten(2), matrices, shifts).view_as(maps)
     for n, row, column in ((n, row, column) for n in range(2) for row in range(3) for column in range(5)):
         blocks = torch.block_diag(*matrices[n])
-        torch.testing.assert_close(found[n, :, row, column], blocks @ maps[n, :, row, column] + shifts[n])
+        torch.testing.assert_close(output[n, :, row, column], blocks @ maps[n, :, row, column] + shifts[n])
 
 
 # --- the layers beside a naive one
@@ -162,12 +162,12 @@ def test_whitening_and_its_gradients_are_those_of_the_formula(layer, layout):
     layer = unsettled(layer)
     images = make_images(3, 6, 4, 2, layout=layout).requires_grad_()
     weights = make_images(3, 6, 4, 2, seed=5)
-    found, expected = layer(images), naive_whitening(layer, images)
-    torch.testing.assert_close(found, expected)
-    assert found.is_contiguous(memory_format=layout)
+    output, expected = layer(images), naive_whitening(layer, images)
+    torch.testing.assert_close(output, expected)
+    assert output.is_contiguous(memory_format=layout)
     inputs = [images, *layer.parameters()]
     for got, wanted in zip(
-        torch.autograd.grad((found * weights).sum(), inputs),
+        torch.autograd.grad((output * weights).sum(), inputs),
         torch.autograd.grad((expected * weights).sum(), inputs),
         strict=True,
     ):
@@ -180,12 +180,12 @@ def test_instance_normalisation_and_its_gradients_are_torchs(layout, affine):
     layer = unsettled(InstanceNorm(4, affine))
     images = make_images(3, 4, 5, 6, layout=layout).requires_grad_()
     expected = F.instance_norm(images, weight=layer.weight, bias=layer.bias)
-    found = layer(images)
-    torch.testing.assert_close(found, expected)
-    assert found.is_contiguous(memory_format=layout)
+    output = layer(images)
+    torch.testing.assert_close(output, expected)
+    assert output.is_contiguous(memory_format=layout)
     inputs, weights = [images, *layer.parameters()], make_images(3, 4, 5, 6, seed=5)
     for got, wanted in zip(
-        torch.autograd.grad((found * weights).sum(), inputs),
+        torch.autograd.grad((output * weights).sum(), inputs),
         torch.autograd.grad((expected * weights).sum(), inputs),
         strict=True,
     ):
@@ -196,13 +196,13 @@ def test_instance_normalisation_and_its_gradients_are_torchs(layout, affine):
 @pytest.mark.parametrize("gradient", ["of a sum", "of a part"])
 def test_gradients_do_not_depend_on_how_they_lie_in_memory(layer, gradient):
     layer = layer.double()
-    found = []
+    gradients = []
     for layout in (APART, TOGETHER):
         images = make_images(2, 4, 3, 3, layout=layout).requires_grad_()
         output = layer(images)
         (output.sum() if gradient == "of a sum" else output[:, 1:3, :2].pow(3).sum()).backward()
-        found.append(images.grad)
-    torch.testing.assert_close(*found)
+        gradients.append(images.grad)
+    torch.testing.assert_close(*gradients)
 
 
 # --- instance normalisation and IBN
@@ -250,13 +250,13 @@ def test_the_gradient_of_ibn_is_that_of_its_halves(layout):
     layer = unsettled(InstanceBatchNorm(4))
     images = make_images(3, 4, 5, 5, layout=layout).requires_grad_()
     weights = make_images(3, 4, 5, 5, seed=5)
-    (found,) = torch.autograd.grad((layer(images) * weights).sum(), images)
+    (gradient,) = torch.autograd.grad((layer(images) * weights).sum(), images)
     halves = (
         F.instance_norm(images[:, :2], weight=layer.instance.weight, bias=layer.instance.bias),
         F.batch_norm(images[:, 2:], None, None, layer.batch.weight, layer.batch.bias, training=True),
     )
     (expected,) = torch.autograd.grad((torch.cat(halves, 1) * weights).sum(), images)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradient, expected)
 
 
 # --- whitening by the batch
@@ -421,26 +421,25 @@ def test_half_precision_is_whitened_in_single_precision(layer, kind):
 def test_only_the_batchnorm_half_of_ibn_is_taken_for_batchnorm():
     model = nn.Sequential(IterNormLayer(4, 2), SwitchableWhiteningLayer(4, 2), InstanceNorm(4), InstanceBatchNorm(4))
     assert [name for name, module in model.named_modules() if is_batchnorm(module)] == ["3.batch"]
-    found = list_layers(model)
-    assert [(layer.name, layer.channels) for layer in found.layers] == [("3.batch", 2)]
-    skipped = {layer.name: layer.reason for layer in found.skipped}
+    listed = list_layers(model)
+    assert [(layer.name, layer.channels) for layer in listed.layers] == [("3.batch", 2)]
+    skipped = {layer.name: layer.reason for layer in listed.skipped}
     assert {"2", "3.instance"} <= skipped.keys()
     assert "instance normalisation has no source statistics" in skipped["2"]
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "facts"),
     [
-        (lambda: IterNormLayer(6, 4), "6 channels cannot be whitened in groups of 4: choose a divisor"),
-        (lambda: SwitchableWhiteningLayer(20), "20 channels cannot be whitened in groups of 16: choose a divisor"),
-        (lambda: IterNormLayer(6, 0), "6 channels cannot be whitened in groups of 0: choose a divisor"),
-        (lambda: InstanceBatchNorm(4, 0.1), "a share of 0.1 of 4 channels leaves one side empty: choose another"),
+        (lambda: IterNormLayer(6, 4), "6 channels .*groups of 4.*divisor"),
+        (lambda: SwitchableWhiteningLayer(20), "20 channels .*groups of 16.*divisor"),
+        (lambda: IterNormLayer(6, 0), "6 channels .*groups of 0.*divisor"),
+        (lambda: InstanceBatchNorm(4, 0.1), "0.1 of 4 channels .*empty"),
     ],
 )
-def test_layers_that_cannot_be_are_one_sentence(make, sentence):
-    with pytest.raises(FewshiftError) as told:
+def test_layers_that_cannot_be_are_refused_with_the_numbers(make, facts):
+    with pytest.raises(FewshiftError, match=facts):
         make()
-    assert str(told.value) == sentence
 
 
 @pytest.mark.parametrize("layer", [IterNormLayer(4, 2), SwitchableWhiteningLayer(4, 2)], ids=repr)
