@@ -14,6 +14,7 @@ from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 
 SCALES = torch.logspace(-2, 3, 101, dtype=torch.float64)
+MOST_STEPS = 60  # of L-BFGS
 
 
 def centroids(features: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -45,6 +46,64 @@ def nearest_centroid_head(network: Network, model: nn.Module, support: Support) 
     if module.bias is not None:
         tensors[f"{head}.bias"] = torch.zeros_like(module.bias)
     return tensors
+
+
+def leaning_rows(points: Tensor, labels: Tensor, source: Tensor, pull: float, more: Tensor | float = 0.0) -> Tensor:
+    """(classes, features), of length 1: each class's mean direction, drawn towards the source's row for that class.
+
+    c_y = normalise(h m_y + pull w_y / |w_y|), where m_y is the mean of the class's features, scaled to length 1, and h
+    the harmonic mean of how many images the classes have. So few images leave the source's rows almost as they are,
+    many replace them, and no class gains from having more images than another. `more` (classes, features) is what
+    other images add to the sum.
+    """
+    members = F.one_hot(labels, len(source)).to(points).T
+    counts = members.sum(1)
+    typical = float(len(counts[counts > 0]) / (1 / counts[counts > 0]).sum())
+    means = members @ F.normalize(points, dim=1) / counts.clamp(min=1).unsqueeze(1)
+    return F.normalize(typical * means + pull * F.normalize(source.to(points), dim=1) + more, dim=1)
+
+
+def scores_apart(points: Tensor, labels: Tensor, source: Tensor, pull: float) -> Tensor:
+    """(N, classes): cosines of every image with the leaning rows that were made without it."""
+    rows = []
+    for place in range(len(points)):
+        rest = torch.arange(len(points)) != place
+        rows.append(F.normalize(points[place], dim=0) @ leaning_rows(points[rest], labels[rest], source, pull).T)
+    return torch.stack(rows)
+
+
+def best_scale(cosines: Tensor, labels: Tensor) -> float:
+    """The factor under which these cosines have the least cross-entropy; one more image counts as wrong."""
+    doubt = 1 / (len(labels) + 1)
+    losses = torch.stack([F.cross_entropy(scale * cosines, labels, label_smoothing=doubt) for scale in SCALES])
+    return float(SCALES[losses.argmin()])
+
+
+def trained_rows(points: Tensor, labels: Tensor, rows: Tensor, decay: float) -> Tensor:
+    """The rows that minimise the cross-entropy of these points + decay / 2 |rows - start|^2.
+
+    Every class counts the same, however many images it has. Classes without images are left out of the competition,
+    so that they are not pushed away: nothing speaks against them.
+    """
+    seen, places = labels.unique(return_inverse=True)
+    counts = places.bincount().to(points)
+    weight = 1 / (len(seen) * counts)
+    start = rows[seen]
+    move = torch.zeros_like(start, requires_grad=True)
+    optimizer = torch.optim.LBFGS([move], max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
+
+    def objective() -> Tensor:
+        optimizer.zero_grad()
+        losses = F.cross_entropy(points @ (start + move).T, places, reduction="none")
+        value: Tensor = (weight[places] * losses).sum() + decay / 2 * move.square().sum()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(objective)
+    trained = rows.clone()
+    trained[seen] += move.detach()
+    return trained
 
 
 def train_head(
@@ -93,6 +152,4 @@ def _scale(features: Tensor, labels: Tensor, classes: int) -> float:
     own = (sums[labels] - features) / (counts[labels] - 1).unsqueeze(1)
     cosines = features @ F.normalize(sums, dim=1).T
     cosines.scatter_(1, labels.unsqueeze(1), (features * F.normalize(own, dim=1)).sum(1, keepdim=True))
-    doubt = 1 / (len(labels) + 1)
-    losses = torch.stack([F.cross_entropy(s / length * cosines, labels, label_smoothing=doubt) for s in SCALES])
-    return float(SCALES[losses.argmin()]) / length
+    return best_scale(cosines / length, labels) / length

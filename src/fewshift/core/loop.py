@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
 from fewshift.errors import FewshiftError
@@ -37,9 +37,10 @@ def fit(
     epochs: int,
     *,
     what: str = "gradient steps",
+    clip: float | None = None,
     after_step: Callable[[], None] | None = None,
 ) -> Course:
-    """Minimise `loss(indices)` over minibatches of support indices."""
+    """Minimise `loss(indices)` over minibatches of support indices; `clip` bounds the length of a gradient."""
     if torch.is_inference_mode_enabled():
         raise FewshiftError("adaptation needs gradients: call it outside torch.inference_mode()")
     course = Course([], [])
@@ -50,6 +51,10 @@ def fit(
                 optimizer.zero_grad(set_to_none=True)
                 value = loss(indices)
                 value.backward()
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(
+                        [part for group in optimizer.param_groups for part in group["params"]], clip
+                    )
                 optimizer.step()
                 if after_step is not None:
                     after_step()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 IGNORE = 255  # the label of a pixel that is not annotated
+TEMPERATURES = torch.logspace(-2, 2, 81, dtype=torch.float64)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -38,3 +40,15 @@ def entropy(logits: Tensor) -> Tensor:
 def mean_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean entropy, with the signature of a supervised loss: the labels are ignored."""
     return entropy(logits.float() if logits.dtype.itemsize < 4 else logits).mean()
+
+
+def temperature(logits: Tensor, labels: Tensor) -> float:
+    """The T under which softmax(logits / T) has the least cross-entropy."""
+    scaled = logits.double().unsqueeze(0) / TEMPERATURES.view(-1, 1, 1)
+    losses = F.cross_entropy(scaled.flatten(0, 1), labels.repeat(len(TEMPERATURES)), reduction="none")
+    return float(TEMPERATURES[losses.view(len(TEMPERATURES), -1).mean(1).argmin()])
+
+
+def log_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """-log p(label) of every row, under the temperature that suits these rows best."""
+    return F.cross_entropy(logits.double() / temperature(logits, labels), labels, reduction="none")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from fewshift.core.network import Network
 from fewshift.core.settings import Settings
@@ -81,18 +81,38 @@ class Method(Settings, abc.ABC):
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """One candidate of a composite method: how to fit it, and what it says of images that it was not fitted to."""
+
+    name: str
+    fit: Callable[[], Fitted]  # to all images
+    held_out: Callable[[], list[Tensor]]  # for each image, (1, ...) logits of a fit without the image's fold
+    small: bool = True  # whether it changes BatchNorm and the head alone
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """The candidates that fit a target, the preferred one first; they share what they can share."""
+
+    candidates: Sequence[Proposal]
+    folds: Sequence[Tensor]  # positions in the support that are held out together; none if nothing can be held out
+    decisive: bool = True  # whether held-out images may overrule the preference
+
+
+@dataclass(frozen=True)
 class Composite(Method):
     """A method that has several candidates for an answer; `trust.choice` decides between them on held-out images."""
 
     @abc.abstractmethod
-    def candidates(self, network: Network, target: Target) -> tuple[str, ...]:
-        """The names of what can be tried here, the preferred one first."""
+    def proposals(self, network: Network, target: Target, seed: int) -> Proposals:
+        """What can be tried here."""
 
-    @abc.abstractmethod
-    def fits(self, network: Network, target: Target, seed: int) -> Callable[[str], Fitted]:
-        """Do what all candidates share; the rest is done for each when it is called by name."""
+    def allows(self, proposal: Proposal) -> bool:
+        """Whether the settings let this candidate be chosen."""
+        return True
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """The preferred candidate: without held-out images there is nothing to choose by."""
         network = Network.of(network, target.some_images(self.name, "support images"))
-        return self.fits(network, target, seed)(self.candidates(network, target)[0])
+        candidates = self.proposals(network, target, seed).candidates
+        return next(candidate for candidate in candidates if self.allows(candidate)).fit()

@@ -20,10 +20,19 @@ from fewshift.errors import FewshiftError
 
 @dataclass(frozen=True)
 class Normal:
-    """The mean and the standard deviation, sqrt(var + eps), with which a layer normalises: one value per channel."""
+    """The mean and the standard deviation, sqrt(var + eps), with which a layer normalises.
+
+    (C,): one value per channel, or (N, C): a row for each image of the batch.
+    """
 
     mean: Tensor
     std: Tensor
+
+    def rows(self, start: int, count: int) -> Normal:
+        """Those of `count` images from `start` on; the same for all images if there are no rows."""
+        return (
+            self if self.mean.ndim == 1 else Normal(self.mean[start : start + count], self.std[start : start + count])
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,22 @@ class Moments:
     def normal(self, eps: float) -> Normal:
         """The pooled statistics, as a layer with this eps would use them."""
         return Normal(self.pooled_mean, (self.pooled_var + eps).sqrt())
+
+    def of_others(self, eps: float, images: int) -> Normal:
+        """(images, C): for each image, the pooled statistics of all others.
+
+        A layer that is executed several times has the rows of its executions one after another.
+        """
+        if images < 2:
+            raise FewshiftError("a single image has no others to take statistics from: add an image")
+        centred = self.mean - self.pooled_mean  # around the mean: differences of large sums would cancel
+        mass = self.count.unsqueeze(1)
+        own = torch.stack([mass.expand_as(centred), mass * centred, mass * (self.var + centred.square())])
+        own = own.reshape(3, -1, images, own.shape[-1]).sum(1)
+        rest = own.sum(1, keepdim=True) - own
+        mean = rest[1] / rest[0]
+        var = (rest[2] / rest[0] - mean.square()).clamp(min=0)
+        return Normal(self.pooled_mean + mean, (var + eps).sqrt())
 
     def image_std(self, eps: float) -> Tensor:
         """(N, C): sqrt(unbiased spatial variance + eps) of each image; NaN where an image has one position."""
@@ -139,12 +164,25 @@ class SourceLayer:
         return weight, self.beta + self.gamma * ((self.normal.mean - normal.mean) / normal.std)
 
     def blend(self, other: Normal, v: float) -> Normal:
-        """(1 - v) source + v other, on means and on standard deviations; v = 0 is the source exactly."""
+        """(1 - v) source + v other, on means and on standard deviations; v = 0 is the source exactly.
+
+        `other` may have a row for each image; then so has the blend.
+        """
         mine = self.normal
         if v == 0:
-            return mine
+            return mine  # for every image
         mean, std = other.mean.to(mine.mean), other.std.to(mine.std)
         return Normal((1 - v) * mine.mean + v * mean, (1 - v) * mine.std + v * std)
+
+    def seen_with(self, inputs: Tensor, normal: Normal) -> Tensor:
+        """Inputs which the layer, as it is, normalises as it would normalise `inputs` with a row for each image.
+
+        (z' - mu_s) / sigma_s  =  (z - mu_i) / sigma_i
+        """
+        scale = self.normal.std / normal.std.to(self.normal.std)
+        shift = self.normal.mean - normal.mean.to(self.normal.mean) * scale
+        extent = (len(inputs), -1, *(1 for _ in inputs.shape[2:]))
+        return torch.addcmul(shift.view(extent).to(inputs), inputs, scale.view(extent).to(inputs))
 
 
 def source_layers(network: Network, model: nn.Module | None = None) -> dict[str, SourceLayer]:
@@ -165,13 +203,12 @@ def normalising(network: Network, working: nn.Module, source: Mapping[str, Sourc
     already normalised: layers are coupled.
     """
 
-    def hook(name: str, module: _BatchNorm, inputs: Tensor) -> None:
+    def hook(name: str, module: _BatchNorm, inputs: Tensor) -> Tensor | None:
         seen = moments(inputs)
         if not (torch.isfinite(seen.mean).all() and torch.isfinite(seen.var).all()):
             raise FewshiftError(f"the input of layer '{name}' is not finite: check the images' scale, or lower lr")
         normal = rule(name, seen)
-        if normal is not None:
-            write_affine(module, source[name], normal)
+        return None if normal is None else normalise_with(module, source[name], normal, inputs)
 
     with before_layers(network, working, hook):
         yield
@@ -179,16 +216,32 @@ def normalising(network: Network, working: nn.Module, source: Mapping[str, Sourc
 
 @contextmanager
 def before_layers(
-    network: Network, working: nn.Module, hook: Callable[[str, _BatchNorm, Tensor], None]
+    network: Network, working: nn.Module, hook: Callable[[str, _BatchNorm, Tensor], Tensor | None]
 ) -> Iterator[None]:
-    """Within the block, call `hook(name, layer, input)` before each BatchNorm layer of the working copy runs."""
+    """Within the block, call `hook(name, layer, input)` before each BatchNorm layer of the working copy runs.
+
+    If it returns a tensor, the layer runs on that instead.
+    """
+
+    def called(name: str, module: _BatchNorm, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        inputs = hook(name, module, args[0])
+        return None if inputs is None else (inputs, *args[1:])
+
     with ExitStack() as hooks:
         for layer in network.layers:
             module = working.get_submodule(layer.name)
             hooks.enter_context(
-                module.register_forward_pre_hook(lambda own, args, name=layer.name: hook(name, own, args[0]))
+                module.register_forward_pre_hook(lambda own, args, name=layer.name: called(name, own, args))
             )
         yield
+
+
+def normalise_with(module: _BatchNorm, source: SourceLayer, normal: Normal, inputs: Tensor) -> Tensor | None:
+    """Make a layer of a working copy normalise with `normal`; with a row for each image, by way of its inputs."""
+    if normal.mean.ndim > 1:
+        return source.seen_with(inputs, normal)
+    write_affine(module, source, normal)
+    return None
 
 
 def write_affine(module: _BatchNorm, source: SourceLayer, normal: Normal) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import torch
@@ -27,12 +27,12 @@ from fewshift.core.moments import (
     before_layers,
     concatenated,
     moments,
-    normalised,
+    normalise_with,
     normalising,
     source_layers,
     write_affine,
 )
-from fewshift.core.network import Layer, Network, batchnorm, free_memory, logits_of
+from fewshift.core.network import Layer, Network, batchnorm, free_memory, head_inputs, logits_of
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 
@@ -46,32 +46,74 @@ def tied(network: Network, v: float) -> Blend:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The logits of some images, and for one row of logits per image what entered the head."""
+
+    logits: Tensor
+    features: Tensor | None
+
+    @classmethod
+    def of(cls, network: Network, working: nn.Module, images: Tensor) -> Answer:
+        """One pass of a working copy."""
+        if network.head is None or len(network.output) != 1:
+            return cls(logits_of(working(images)), None)
+        with head_inputs(working, network.head) as seen:
+            logits = logits_of(working(images))
+        return cls(logits, seen[-1].flatten(1))
+
+
+@dataclass(frozen=True)
 class Reading:
-    """One layer-consistent pass over a set of images: what each layer saw, and the network's logits."""
+    """One layer-consistent pass over a set of images: what each layer saw, and the network's answers."""
 
     moments: dict[str, Moments]
-    logits: tuple[Tensor, ...]  # one for each chunk of images
+    answers: tuple[Answer, ...]  # one for each chunk of images
     route: str  # how the images passed
 
+    @property
+    def logits(self) -> tuple[Tensor, ...]:
+        """One tensor for each chunk of images."""
+        return tuple(answer.logits for answer in self.answers)
 
-def read_support(network: Network, support: Support, blend: Blend) -> Reading:
-    """Pass the whole support, as one batch if it fits into half of the free memory."""
-    size, frugal = support.at_once, support.at_once is not None
-    if size is None:
-        free = free_memory(support.images[0].device)
-        needed = network.bytes_to_pass(support.images)
+    @property
+    def features(self) -> Tensor | None:
+        """(N, features): what entered the head, image by image; None if no head is known or pixels have labels."""
+        parts = [answer.features for answer in self.answers if answer.features is not None]
+        return torch.cat(parts) if len(parts) == len(self.answers) else None
+
+
+def read_support(
+    network: Network, support: Support, blend: Blend, *, beside: Tensor | None = None, leave_out: bool = False
+) -> Reading:
+    """Pass the whole support, as one batch if it fits into half of the free memory.
+
+    Images `beside` it, of the same size, pass after it and share in the statistics. `leave_out` is that of `read`.
+    """
+    images = [part for part, _ in support.chunks(support.at_once)]
+    total, frugal = len(support), support.at_once is not None
+    if beside is not None:
+        images, total = [*images, *beside.split(support.at_once or len(beside))], total + len(beside)
+    if not frugal:
+        free = free_memory(images[0].device)
+        needed = network.bytes_to_pass(support.images) * total / len(support)
         frugal = free is not None and needed > free / 2
-        size = max(1, int(len(support) * free / 2 / needed)) if free is not None and frugal else None
-    return read(network, [images for images, _ in support.chunks(size)], blend, frugal=frugal)
+        size = max(1, int(total * free / 2 / needed)) if free is not None and frugal else total
+        if isinstance(support.images, Tensor):
+            images = list(torch.cat(images).split(size))
+    return read(network, images, blend, frugal=frugal, leave_out=leave_out)
 
 
 @torch.no_grad()
-def read(network: Network, chunks: Sequence[Tensor], blend: Blend, *, frugal: bool = False) -> Reading:
+def read(
+    network: Network, chunks: Sequence[Tensor], blend: Blend, *, frugal: bool = False, leave_out: bool = False
+) -> Reading:
     """Pass images; every layer blends the source's statistics with those of its current input over all chunks.
 
     One chunk is one batch. Several chunks (images of different sizes) pass in step: before every layer each waits for
     all others, which takes the memory of one batch. `frugal` takes the memory of one chunk, and one more partial pass
     for every layer.
+
+    With `leave_out`, each image is normalised with the statistics of the *other* images: it cannot flatter itself.
 
     A layer that is executed several times pools the moments of its calls. Its earlier calls cannot know the later
     ones, so the images pass three times, and each pass starts from what the one before has pooled.
@@ -79,37 +121,39 @@ def read(network: Network, chunks: Sequence[Tensor], blend: Blend, *, frugal: bo
     source = source_layers(network)
     repeated = {layer.name for layer in network.layers if (layer.calls or 1) > 1}
     route = ONE_BATCH if len(chunks) == 1 else LAYER_BY_LAYER if frugal else IN_STEP
+    total = sum(map(len, chunks))
 
     def blended(name: str, seen: Moments) -> Normal:
-        return source[name].blend(seen.normal(source[name].eps), blend[name])
+        eps = source[name].eps
+        return source[name].blend(seen.of_others(eps, total) if leave_out else seen.normal(eps), blend[name])
 
-    def one_pass(held: Mapping[str, Moments]) -> tuple[dict[str, Moments], tuple[Tensor, ...]]:
-        """What each layer saw over all its calls, and the logits; layers in `held` normalise with what stands there."""
+    def one_pass(held: Mapping[str, Moments]) -> tuple[dict[str, Moments], tuple[Answer, ...]]:
+        """What each layer saw over all its calls, and the answers; layers in `held` normalise with what they hold."""
         calls: dict[str, list[Moments]] = {}
 
         def rule(name: str, current: Moments) -> Normal:
             calls.setdefault(name, []).append(current)
             return blended(name, held[name] if name in held else concatenated(calls[name]))
 
-        logits = PASSES[route](network, source, chunks, rule)
-        return {name: concatenated(parts) for name, parts in calls.items()}, logits
+        answers = PASSES[route](network, source, chunks, rule)
+        return {name: concatenated(parts) for name, parts in calls.items()}, answers
 
-    seen, logits = one_pass({})
+    seen, answers = one_pass({})
     if not repeated:
-        return Reading(seen, logits, route)
+        return Reading(seen, answers, route)
     for _ in range(2):
         seen, _ = one_pass({name: seen[name] for name in repeated})
-    working = normalised(network, {name: blended(name, pooled) for name, pooled in seen.items()})
-    return Reading(seen, tuple(logits_of(working(images)) for images in chunks), route)
+    _, answers = one_pass(seen)  # every layer held
+    return Reading(seen, answers, route)
 
 
-def _as_one_batch(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
+def _as_one_batch(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Answer, ...]:
     working = network.copy()
     with normalising(network, working, source, rule):
-        return tuple(logits_of(working(images)) for images in chunks)
+        return tuple(Answer.of(network, working, images) for images in chunks)
 
 
-def _in_step(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
+def _in_step(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Answer, ...]:
     """Each chunk passes in a thread and a working copy of its own; one thread runs at a time."""
     barrier = _Barrier(network, [network.copy() for _ in chunks], source, rule)
     with ThreadPoolExecutor(len(chunks)) as threads:
@@ -127,18 +171,21 @@ class _Barrier:
         self._network, self._copies, self._source, self._rule = network, copies, source, rule
         self._turn = threading.Condition()  # the thread that holds its lock runs; waiting lets the next one run
         self._waiting: dict[int, tuple[str, Moments]] = {}  # chunk -> the layer before which it stands, and its input
+        self._normals: list[Normal | None] = [None] * len(copies)  # with which each chunk goes on
         self._opened, self._failed = 0, False
 
-    def run(self, index: int, images: Tensor) -> Tensor:
-        """The logits of one chunk."""
+    def run(self, index: int, images: Tensor) -> Answer:
+        """The answer for one chunk."""
         working = self._copies[index]
 
-        def hook(name: str, _: _BatchNorm, inputs: Tensor) -> None:
+        def hook(name: str, module: _BatchNorm, inputs: Tensor) -> Tensor | None:
             self._wait(index, name, moments(inputs))
+            normal = self._normals[index]
+            return None if normal is None else normalise_with(module, self._source[name], normal, inputs)
 
         with self._turn, torch.no_grad(), before_layers(self._network, working, hook):  # each thread has its own mode
             try:
-                return logits_of(working(images))
+                return Answer.of(self._network, working, images)
             except BaseException:
                 self._failed = True
                 self._turn.notify_all()
@@ -157,10 +204,11 @@ class _Barrier:
                 f"the network runs layer '{name}' for one image and another layer for another image: "
                 "preprocess the images to one size"
             )
-        normal = self._rule(name, concatenated([self._waiting[chunk][1] for chunk in sorted(self._waiting)]))
-        if normal is not None:
-            for working in self._copies:
-                write_affine(batchnorm(working, name), self._source[name], normal)
+        parts = [self._waiting[chunk][1] for chunk in sorted(self._waiting)]
+        normal, start = self._rule(name, concatenated(parts)), 0
+        for chunk, part in enumerate(parts):
+            self._normals[chunk] = None if normal is None else normal.rows(start, len(part.mean))
+            start += len(part.mean)
         self._waiting.clear()
         self._opened += 1
         self._turn.notify_all()
@@ -170,34 +218,36 @@ class _OtherPassError(Exception):
     """The pass of another chunk failed, and this one cannot go on without it."""
 
 
-def _layer_by_layer(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
+def _layer_by_layer(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Answer, ...]:
     """For every execution of a layer all chunks pass up to it; the executions before it repeat their statistics."""
     working, normals = network.copy(), list[Normal | None]()
 
-    def passed(images: Tensor) -> Tensor:
-        """The logits, if `normals` has the statistics of every execution; a stopped pass otherwise."""
+    def passed(start: int, images: Tensor) -> Answer:
+        """The answer, if `normals` has the statistics of every execution; a stopped pass otherwise."""
         executed = count()
 
-        def hook(name: str, module: _BatchNorm, values: Tensor) -> None:
+        def hook(name: str, module: _BatchNorm, values: Tensor) -> Tensor | None:
             place = next(executed)
             if place == len(normals):
                 raise _PassStopped(name, moments(values))
-            if (normal := normals[place]) is not None:
-                write_affine(module, source[name], normal)
+            normal = normals[place]
+            own = None if normal is None else normal.rows(start, len(images))
+            return None if own is None else normalise_with(module, source[name], own, values)
 
         with before_layers(network, working, hook):
-            return logits_of(working(images))
+            return Answer.of(network, working, images)
 
     executions = sum(layer.calls or 1 for layer in network.layers)
+    starts = [0, *accumulate(len(images) for images in chunks[:-1])]
     for _ in progress.track(range(executions), "statistics, layer by layer"):
         inputs: list[tuple[Any, ...]] = []  # the layer's name, and what enters it
-        for images in chunks:
+        for start, images in zip(starts, chunks, strict=True):
             try:
-                passed(images)
+                passed(start, images)
             except _PassStopped as stop:
                 inputs.append(stop.args)
         normals.append(rule(inputs[0][0], concatenated([seen for _, seen in inputs])))
-    return tuple(passed(images) for images in chunks)
+    return tuple(passed(start, images) for start, images in zip(starts, chunks, strict=True))
 
 
 class _PassStopped(Exception):  # noqa: N818  (it is no error)

@@ -4,43 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-from fewshift.core.method import Composite, Fitted, Needs
+from torch import Tensor
+
+from fewshift.core.method import Composite, Needs, Proposal, Proposals
 from fewshift.core.network import Network
 from fewshift.core.support import Target
-from fewshift.methods.lccs import LCCS
+from fewshift.methods.blend import Blend, BlendAll, fitted, refined
 
-CLASSIFIERS = ("finetuned", "ncc", "source")  # the preferred one first
+BLEND, HEAD, ALL = "blend", "blend + head", "blend + all"
 
 
 @dataclass(frozen=True)
 class Auto(Composite):
-    """LCCS's statistics with the classifier that does best on held-out images: finetuned, nearest centroids, or the
-    source's.
+    """The best of a blend of statistics, a new head on it, and its last layers trained: held-out images decide.
 
-    The source's classifier stays where a class has a single image or none: a class that is not adapted to would be
-    forgotten by a new classifier, and no held-out image could tell.
+    - A blend: the share v of the target's statistics, the same in all layers.
+    - A new head needs an image of every class: a class that is not adapted to would be forgotten, and no held-out image
+      could tell.
+    - The last layers are trained from two images per class on. They make a large delta.
 
-    - epochs, lr: those of LCCS's gradient stage.
+    Unlabelled images share in the statistics and in the head, unless they lack classes that the support has.
+
+    - size: "any", or "small" = BatchNorm and head alone, a delta of kilobytes.
+    - prior: that of `blend`; epochs, lr: those of `blend-all`.
     """
 
     name: ClassVar[str] = "auto"
     paper: ClassVar[str] = "-"
     needs: ClassVar[Needs] = Needs.SUPPORT
-    changes: ClassVar[str] = LCCS.changes
+    changes: ClassVar[str] = "everything; with size='small' BatchNorm and the head"
 
-    epochs: int = 10
-    lr: float = 1e-3
+    size: str = "any"
+    prior: float = Blend.prior
+    epochs: int = BlendAll.epochs
+    lr: float = BlendAll.lr
 
-    def candidates(self, network: Network, target: Target) -> tuple[str, ...]:
-        """The classifiers that this support can teach."""
-        support = target.need_support(self.name)
-        complete = len(support.counts) == network.classes and support.shots > 1
-        return CLASSIFIERS if complete and support.kind.centroids and network.head is not None else ("source",)
+    def check(self) -> None:
+        """A known size."""
+        self.one_of(size=("any", "small"))
 
-    def fits(self, network: Network, target: Target, seed: int) -> Callable[[str], Fitted]:
-        """Statistics are learned once, whatever classifier stands on top."""
-        lccs = LCCS(epochs=self.epochs, lr=self.lr)
-        stages = lccs.stages(network, target, seed)
-        return lambda classifier: lccs.with_classifier(stages, classifier)
+    def allows(self, proposal: Proposal) -> bool:
+        """Whether the delta may be as large as that."""
+        return self.size == "any" or proposal.small
+
+    def proposals(self, network: Network, target: Target, seed: int) -> Proposals:
+        """The blend, and what this support can teach on top of it."""
+        refinement, used = refined(network, target, self, seed)
+        blend = refinement.blend
+
+        def proposal(
+            name: str, tensors: Callable[[], dict[str, Tensor]], held_out: Callable[[], list[Tensor]]
+        ) -> Proposal:
+            return Proposal(name, lambda: fitted(blend, tensors(), used), held_out, small=name != ALL)
+
+        candidates = [proposal(BLEND, dict, partial(blend.held_out, refinement.folds, self.prior))]
+        if refinement.head is not None:
+            candidates.insert(0, proposal(HEAD, refinement.head_tensors, refinement.head_held_out))
+            if blend.support.shots > 1:
+                candidates.insert(0, proposal(ALL, refinement.tuned_tensors, refinement.tuned_held_out))
+        return Proposals(candidates, refinement.folds, decisive=blend.support.shots > 1)

@@ -16,6 +16,7 @@ from fewshift.errors import FewshiftError
 from fewshift.methods.adabn import AdaBN
 from fewshift.methods.alpha_bn import AlphaBN
 from fewshift.methods.auto import Auto
+from fewshift.methods.blend import Blend, BlendAll, BlendHead
 from fewshift.methods.delta_reg import DeltaReg
 from fewshift.methods.finetune import L2, FinetuneBN, FinetuneFeatures, FinetuneHead
 from fewshift.methods.flute import Flute
@@ -34,6 +35,9 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         Auto,
+        Blend,
+        BlendHead,
+        BlendAll,
         Source,
         TestTimeBN,
         AlphaBN,

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift.core.heads import gives_output
+from fewshift.core.losses import TEMPERATURES, temperature
 from fewshift.core.metrics import calibration_error
 from fewshift.core.network import Network
 from fewshift.trust.gain import Gain
-from fewshift.trust.held_out import TEMPERATURES, HeldOut, ImageAnswers, temperature
+from fewshift.trust.held_out import HeldOut, ImageAnswers
 
 LEAST = 20  # held-out predictions that a temperature needs
 PARTS = 10  # temperatures that cross-fitting fits, at most

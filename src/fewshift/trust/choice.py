@@ -1,7 +1,6 @@
-"""Choosing between candidates: each is adapted without some images, and those judge.
+"""Choosing between candidates: each says what it thinks of images that it was not fitted to, and their labels judge.
 
-A method fits; it does not judge itself. Candidates of a composite method share the stages they have in common, within
-each fold and in the final fit.
+A method fits; it does not judge itself.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
-from fewshift.core.method import Composite, Fitted, Method
+from fewshift.core.method import Composite, Fitted, Method, Proposals
 from fewshift.core.network import Network
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.trust.gain import by_image, standard_error
-from fewshift.trust.held_out import HeldOut, asked, folds_of
+from fewshift.trust.held_out import HeldOut, answered, answers, asked
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,17 @@ class Choice:
 
     answers: Mapping[str, HeldOut]  # by candidate, the preferred one first
     chosen: str
+    allowed: tuple[str, ...]  # the candidates that the settings let be chosen
+    decisive: bool = True  # whether these images may overrule the preference
+
+    @classmethod
+    def of(
+        cls, answers: Mapping[str, HeldOut], allowed: Sequence[str] | None = None, *, decisive: bool = True
+    ) -> Choice:
+        """Choose one of the allowed candidates; without `allowed`, of all."""
+        names = tuple(name for name in answers if allowed is None or name in allowed)
+        chosen = choose({name: answers[name] for name in names}) if decisive else names[0]
+        return cls(answers, chosen, names, decisive)
 
     @property
     def held(self) -> HeldOut:
@@ -34,11 +44,14 @@ class Choice:
 
         These are honest about the choice: no image helps to choose the candidate that predicts it.
         """
-        result = next(iter(self.answers.values()))
+        allowed = {name: self.answers[name] for name in self.allowed}
+        result = self.answers[self.chosen]
+        if not self.decisive or len(allowed) == 1:
+            return result
         for fold in result.folds.unique().tolist():
             mine = result.folds == fold
             foreign = (~torch.isin(result.images, result.images[mine])).nonzero().flatten()
-            result = result.answered_by(self.answers[choose(self.answers, foreign)], mine)
+            result = result.answered_by(allowed[choose(allowed, foreign)], mine)
         return result
 
 
@@ -61,40 +74,44 @@ def fit_chosen(network: nn.Module | Network, target: Target, method: Method, see
         return method.fit(network, target, seed), None
     network = Network.of(network, target.some_images(method.name, "support images"))
     support = target.need_support(method.name).checked(network.output)
-    names, folds = method.candidates(network, target), folds_of(support, "cv", seed)
-    fit = method.fits(network, target, seed)
-    if len(names) == 1 or not folds:
-        return fit(names[0]), None
-    choice = cross_validate(network, replace(target, support=support), method, folds, seed)
-    return fit(choice.chosen), choice
+    proposals = method.proposals(network, replace(target, support=support), seed)
+    candidates = {candidate.name: candidate for candidate in proposals.candidates}
+    allowed = [name for name, candidate in candidates.items() if method.allows(candidate)]
+    if not proposals.folds:
+        return candidates[allowed[0]].fit(), None
+    choice = Choice.of(_answers(network, support, proposals, allowed), allowed, decisive=proposals.decisive)
+    return candidates[choice.chosen].fit(), choice
 
 
-def cross_validate(network: Network, target: Target, method: Method, folds: Sequence[Tensor], seed: int) -> Choice:
-    """Adapt once for each fold, without it, and ask every candidate about it."""
+def _answers(network: Network, support: Support, proposals: Proposals, allowed: Sequence[str]) -> dict[str, HeldOut]:
+    """What each candidate says of images that it was not fitted to; one that cannot do without them is left out."""
+    images = torch.arange(len(support))
+    folds = torch.empty(len(support), dtype=torch.long)
+    for number, fold in enumerate(proposals.folds):
+        folds[fold] = number
+    source = answers(network.model, support)
+    result: dict[str, HeldOut] = {}
+    refused: FewshiftError | None = None
+    for candidate in proposals.candidates:
+        try:
+            result[candidate.name] = answered(support, images, folds, source, candidate.held_out())
+        except FewshiftError as error:
+            refused = error
+    if refused is not None and not any(name in result for name in allowed):
+        raise refused
+    return result
+
+
+def cross_validate(network: Network, target: Target, method: Method, folds: Sequence[Tensor], seed: int) -> HeldOut:
+    """Adapt once for each fold, without it, and ask both networks about it."""
     support = target.need_support(method.name)
-    names = method.candidates(network, target) if isinstance(method, Composite) else (method.name,)
-    answers: dict[str, list[HeldOut]] = {name: [] for name in names}
+    adapted = adapted_to(network, target, method, seed)
+    parts: list[HeldOut] = []
     splits = list(zip(support.splits(folds), folds, strict=True))
     for number, ((kept, held), positions) in enumerate(progress.track(splits, "cross-validation")):
         with progress.silent():  # each fold is one step
-            fit = _fit_by_name(seen_by(network, kept), replace(target, support=kept), method, seed)
-            for name in list(answers):
-                try:
-                    adapted = fit(name)
-                except FewshiftError:
-                    if len(answers) == 1:
-                        raise
-                    del answers[name]  # a candidate has to be fitted without every fold
-                    continue
-                answers[name].append(asked(network.model, adapted.predictor, held, positions, number))
-    joined = {name: first.joined(others) for name, (first, *others) in answers.items()}
-    return Choice(joined, choose(joined))
-
-
-def _fit_by_name(network: Network, target: Target, method: Method, seed: int) -> Callable[[str], Fitted]:
-    if isinstance(method, Composite):
-        return method.fits(network, target, seed)
-    return lambda _: fit_chosen(network, target, method, seed)[0]
+            parts.append(asked(network.model, adapted(kept), held, positions, number))
+    return parts[0].joined(parts[1:])
 
 
 def adapted_to(network: Network, target: Target, method: Method, seed: int) -> Callable[[Support], nn.Module]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fewshift.core.method import BlendSearch, Fitted, Method
+from fewshift.core.method import BlendSearch, Composite, Fitted, Method
 from fewshift.core.network import Network, like, logits_of
 from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError
-from fewshift.trust.choice import Choice, cross_validate
+from fewshift.trust.choice import Choice, cross_validate, fit_chosen
 from fewshift.trust.gain import Gain
 from fewshift.trust.held_out import HeldOut, ImageAnswers, asked, folds_of
 
@@ -111,14 +111,17 @@ def gather(
 def cross_validated(network: Network, target: Target, method: Method, kind: str, seed: int) -> Evidence:
     """Adapt once for each fold, without it, and let both networks predict it."""
     support = target.need_support(method.name).checked(network.output)
+    if kind == "cv" and isinstance(method, Composite):  # its candidates bring their own held-out answers
+        choice = fit_chosen(network, target, method, seed)[1]
+        return Evidence(None, missing=Missing.ONE_IMAGE) if choice is None else _judged(network, support, choice.held)
     folds = folds_of(support, kind, seed)
     if not folds:
         return Evidence(None, missing=Missing.ONE_IMAGE)
     try:
-        choice = cross_validate(network, replace(target, support=support), method, folds, seed)
+        held = cross_validate(network, replace(target, support=support), method, folds, seed)
     except FewshiftError as error:
         return Evidence(None, missing=Missing.NEEDS_ALL, method=method.name, error=str(error))
-    return _judged(network, support, choice.held)
+    return _judged(network, support, held)
 
 
 def _judged(network: Network, support: Support, held: HeldOut) -> Evidence:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift.core.labels import IMAGES, PIXELS, Labels, random_folds
+from fewshift.core.losses import log_losses
 from fewshift.core.network import like, logits_of
 from fewshift.core.support import MINIBATCH, Support
 from fewshift.errors import FewshiftError
@@ -21,7 +21,6 @@ FOLDS = 5  # few, for the number: each adapts with most of the images
 REPEATED = 5  # adaptations with the whole support that a cross-validation may cost, about
 SINGLE_FOLDS = 6  # where classes have a single image
 INSIDE = ("cv", "loo")  # ways to hold out images of the support itself
-TEMPERATURES = torch.logspace(-2, 2, 81, dtype=torch.float64)
 
 
 def folds_of(support: Support, kind: str, seed: int) -> list[Tensor]:
@@ -156,34 +155,37 @@ def asked(
     source: nn.Module, adapted: nn.Module, held: Support, images: Tensor, fold: int
 ) -> ImageAnswers | PixelAnswers:
     """Ask both networks about the images of one fold, whose positions are `images`."""
-    return ANSWERS[held.kind](images, torch.full((len(images),), fold), *_COLUMNS[held.kind](source, adapted, held))
-
-
-def _logits(source: nn.Module, adapted: nn.Module, held: Support) -> tuple[Tensor, ...]:
-    return held.targets.cpu(), *(predictions(model, held).double().cpu() for model in (source, adapted))
+    before, after = (answers(model, held) for model in (source, adapted))
+    return answered(held, images, torch.full((len(images),), fold), before, after)
 
 
 @torch.no_grad()
-def _shares(source: nn.Module, adapted: nn.Module, held: Support) -> tuple[Tensor, ...]:
-    rows = []
-    for images, labels in held.chunks(1):
-        logits = [logits_of(model(like(model, images))).float() for model in (source, adapted)]
-        measures: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (held.kind.right, held.kind.losses)
-        rows.append(torch.cat([measure(answer, labels).double().cpu() for measure in measures for answer in logits]))
-    return torch.stack(rows).unbind(1)
+def answers(model: nn.Module, images: Support) -> list[Tensor]:
+    """The logits of each image, of shape (1, ...)."""
+    size = images.kind.minibatch
+    return [row for part, _ in images.chunks(size) for row in logits_of(model(like(model, part))).split(1)]
+
+
+def answered(
+    held: Support, images: Tensor, folds: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]
+) -> ImageAnswers | PixelAnswers:
+    """What two networks answered about images, from the logits of each."""
+    return ANSWERS[held.kind](images, folds, *_COLUMNS[held.kind](held, before, after))
+
+
+def _logits(held: Support, *networks: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return held.targets.cpu(), *(torch.cat(list(rows)).double().cpu() for rows in networks)
+
+
+def _shares(held: Support, *networks: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    measures: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (held.kind.right, held.kind.losses)
+    labels = [label[None] for label in held.labels]
+    return tuple(
+        torch.cat([measure(row.float(), label).double().cpu() for row, label in zip(rows, labels, strict=True)])
+        for measure in measures
+        for rows in networks
+    )
 
 
 ANSWERS: dict[Labels, Callable[..., ImageAnswers | PixelAnswers]] = {IMAGES: ImageAnswers, PIXELS: PixelAnswers}
 _COLUMNS = {IMAGES: _logits, PIXELS: _shares}
-
-
-def temperature(logits: Tensor, labels: Tensor) -> float:
-    """The T under which softmax(logits / T) has the least cross-entropy."""
-    scaled = logits.double().unsqueeze(0) / TEMPERATURES.view(-1, 1, 1)
-    losses = F.cross_entropy(scaled.flatten(0, 1), labels.repeat(len(TEMPERATURES)), reduction="none")
-    return float(TEMPERATURES[losses.view(len(TEMPERATURES), -1).mean(1).argmin()])
-
-
-def log_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log p(label) of every row, under the temperature that suits these rows best."""
-    return F.cross_entropy(logits.double() / temperature(logits, labels), labels, reduction="none")

@@ -1,0 +1,179 @@
+"""The first stage of `blend` and of what is built on it: how much of the target's statistics to take.
+
+The paper chooses v by the loss of the very images whose statistics are blended in, and those flatter themselves. Here
+each image is normalised with the statistics of the others. Its label is then as likely as that of a new image, up to
+the choice of the one number v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewshift.core import _progress as progress
+from fewshift.core.losses import log_losses
+from fewshift.core.method import BlendSearch
+from fewshift.core.moments import Normal, merged, source_layers
+from fewshift.core.network import Network, channels_last, like, refuse_unadaptable
+from fewshift.core.reading import Reading, read_support, tied
+from fewshift.core.support import Support, Target, Unlabelled
+
+GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+CENTRE = 0.3  # where v lies most often
+BESIDE = 256  # unlabelled images that share in the statistics, at most
+
+
+@dataclass(frozen=True)
+class Blended:
+    """What the search for v found, and with what it worked."""
+
+    network: Network  # to merge into
+    working: Network  # to adapt with, in float32 or more, channels last
+    support: Support  # likewise
+    beside: Tensor | None  # unlabelled images that share in the statistics
+    v: float
+    curve: Sequence[Mapping[str, float]]
+    apart: Mapping[float, Sequence[Tensor]]  # v -> logits of each image, normalised without itself
+    features_apart: Tensor | None  # (N, features) of the support, likewise, under v
+    reading: Reading  # of all images together, under v
+
+    @property
+    def normals(self) -> dict[str, Normal]:
+        """The statistics of the blend."""
+        return normals_of(self.working, self.reading, self.v)
+
+    @property
+    def model(self) -> nn.Module:
+        """The source network with the blend, in the type to adapt with."""
+        return self.working.with_tensors(merged(self.working, self.normals))
+
+    @property
+    def features(self) -> Tensor | None:
+        """(N, features) of the support under the blend."""
+        features = self.reading.features
+        return None if features is None else features[: len(self.support)]
+
+    @property
+    def features_beside(self) -> Tensor | None:
+        """(M, features) of the unlabelled images under the blend."""
+        features = self.reading.features
+        return None if features is None or self.beside is None else features[len(self.support) :]
+
+    @property
+    def search(self) -> BlendSearch | None:
+        """What the search did for the labels of the support, each image judged without itself."""
+        losses = {point["v"]: point["loss"] for point in self.curve}
+        if not self.support.kind.centroids or len(losses) < 2:
+            return None
+        return BlendSearch(self.v, losses[0.0], losses[self.v], len(self.support))
+
+    def held_out(self, folds: Sequence[Tensor], prior: float) -> list[Tensor]:
+        """For each image, its logits apart under the v that the images of other folds choose."""
+        answers = list(self.apart[self.v])
+        for fold in folds:
+            rest = torch.ones(len(self.support), dtype=torch.bool)
+            rest[fold] = False
+            curve = _curve({v: self.apart[v] for v in self.apart}, self.support, rest.nonzero().flatten())
+            chosen = _best(curve, prior * self.support.kind.centroids, int(rest.sum()))
+            for place in fold.tolist():
+                answers[place] = self.apart[chosen][place]
+        return answers
+
+    def without(self, fold: Tensor) -> tuple[Support, nn.Module, Reading]:
+        """The other images, the network with their blend, and their reading under it."""
+        kept = self.support.part(torch.tensor([at for at in range(len(self.support)) if at not in fold.tolist()]))
+        reading = read_support(self.working, kept, tied(self.working, self.v), beside=self.beside)
+        tensors = merged(self.working, normals_of(self.working, reading, self.v))
+        return kept, self.working.with_tensors(tensors), reading
+
+    def layer_notes(self) -> dict[str, dict[str, Any]]:
+        """Per layer: how far the target's statistics are from the source's."""
+        source, notes = source_layers(self.working), {}
+        for name, seen in self.reading.moments.items():
+            mine, target = source[name].normal, seen.normal(source[name].eps)
+            notes[name] = {
+                "mean_shift": float(((target.mean - mine.mean) / mine.std).square().mean().sqrt()),
+                "std_ratio": float((target.std / mine.std).log().mean().exp()),
+            }
+        return notes
+
+    def notes(self) -> dict[str, Any]:
+        """For the result."""
+        return {"v": self.v, "grid": [dict(point) for point in self.curve], "statistics": self.reading.route}
+
+
+def blended(network: nn.Module | Network, target: Target, who: str, prior: float, *, unlabelled: bool) -> Blended:
+    """Choose v by the labels of the support, each image normalised without itself; then read all images under it.
+
+    `prior` is what v = 1 costs, in nats, against v = 0.3. It decides where a few images say nothing, and gives way to
+    many. With pixel labels every image is evidence enough.
+    """
+    network = Network.of(network, target.some_images(who, "support images"))
+    refuse_unadaptable(network)
+    support = target.need_support(who).checked(network.output)
+    working = replace(network, model=_in_float32(network))
+    support = support.prepared(lambda images: channels_last(like(working.model, images)))
+    beside = _beside(working, support, target.unlabelled) if unlabelled and target.unlabelled is not None else None
+    alone = len(support) + (0 if beside is None else len(beside)) < 2
+    apart: dict[float, list[Tensor]] = {}
+    features: dict[float, Tensor | None] = {}
+    for v in progress.track((0.0,) if alone else GRID, "statistics"):
+        reading = read_support(working, support, tied(working, v), beside=beside, leave_out=not alone)
+        apart[v] = _by_image(reading.logits)[: len(support)]
+        features[v] = None if reading.features is None else reading.features[: len(support)]
+    curve = _curve(apart, support, torch.arange(len(support)))
+    v = _best(curve, prior * support.kind.centroids, len(support))
+    reading = read_support(working, support, tied(working, v), beside=beside)
+    return Blended(network, working, support, beside, v, curve, apart, features[v], reading)
+
+
+def normals_of(network: Network, reading: Reading, v: float) -> dict[str, Normal]:
+    """The statistics that each layer uses in a reading."""
+    source = source_layers(network)
+    return {name: source[name].blend(seen.normal(source[name].eps), v) for name, seen in reading.moments.items()}
+
+
+def _curve(apart: Mapping[float, Sequence[Tensor]], support: Support, rows: Tensor) -> list[dict[str, float]]:
+    """For each v, the mean loss of the images in these rows; image labels under the best temperature for them."""
+    points = []
+    for v, logits in apart.items():
+        answers = [logits[row] for row in rows.tolist()]
+        if support.kind.centroids:
+            losses = log_losses(torch.cat(answers).cpu(), support.targets[rows].cpu())
+        else:
+            labels = (support.labels[row][None] for row in rows.tolist())
+            pairs = zip(answers, labels, strict=True)
+            losses = torch.cat([support.kind.losses(answer, label) for answer, label in pairs])
+        points.append({"v": v, "loss": float(losses.double().mean())})
+    return points
+
+
+def _best(curve: Sequence[Mapping[str, float]], prior: float, images: int) -> float:
+    """The v of the least loss and prior together; of equally good ones the smallest."""
+
+    def cost(point: Mapping[str, float]) -> float:
+        return images * point["loss"] + prior * ((point["v"] - CENTRE) / (1 - CENTRE)) ** 2
+
+    return min(curve, key=cost)["v"]
+
+
+def _beside(network: Network, support: Support, unlabelled: Unlabelled) -> Tensor | None:
+    """Unlabelled images, evenly spread, if they can go into one batch with the support."""
+    places = torch.linspace(0, len(unlabelled) - 1, min(BESIDE, len(unlabelled))).round().long()
+    images = channels_last(like(network.model, unlabelled.batch(places)))
+    alike = isinstance(support.images, Tensor) and images.shape[1:] == support.images.shape[1:]
+    return images if alike else None
+
+
+def _by_image(logits: Sequence[Tensor]) -> list[Tensor]:
+    return [row for part in logits for row in part.split(1)]
+
+
+def _in_float32(network: Network) -> nn.Module:
+    model = network.with_tensors({}).requires_grad_(False)
+    narrow = like(model, torch.empty(0)).dtype.itemsize < 4
+    return (model.float() if narrow else model).to(memory_format=torch.channels_last)

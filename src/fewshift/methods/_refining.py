@@ -1,0 +1,268 @@
+"""What follows a blend: a new head, and gradient steps on the last layers.
+
+The head. Its rows are the directions of the classes, drawn towards the source's rows; from two images per class on they
+are trained a little, held near where they start. Unlabelled images add to a row by the probability of its class. With
+pixel labels the head is trained by gradient steps.
+
+The last layers, which hold three quarters of the weights, are trained with the blend's statistics held. That is done
+once for each fold, without it; the mean of those networks is the answer, and each has honest predictions for its fold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewshift.core import _progress as progress
+from fewshift.core.heads import best_scale, gives_output, leaning_rows, scores_apart, train_head, trained_rows
+from fewshift.core.loop import fit
+from fewshift.core.losses import Loss
+from fewshift.core.network import linear, logits_of
+from fewshift.core.randomness import minibatches, private_randomness
+from fewshift.core.reading import Reading
+from fewshift.core.support import Support
+from fewshift.methods._blending import Blended
+
+PULL = 2.0  # images' worth of the source's rows
+DECAY = 1e-3  # of the trained rows towards their start
+LEAST_SCALE, MOST_SCALE = 10.0, 40.0  # of cosines
+SUPPORT_WEIGHT = 3.0  # of a labelled image against an unlabelled one of the same class
+LEAST_MIX = 0.6  # of the support's classes, in effect, that unlabelled images have to show
+FOLDS = 3
+LAST_PART = 0.75  # of the weights
+FROM_EPOCH = 3  # weights are averaged over the steps from here on
+CLIP = 5.0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How gradient steps are taken."""
+
+    epochs: int
+    lr: float
+    loss: Loss
+    seed: int
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """Heads and tuned networks on top of one blend."""
+
+    blend: Blended
+    steps: Steps
+    prior: float
+
+    @cached_property
+    def folds(self) -> list[Tensor]:
+        """Thirds of the images; single ones where a class has one image; none of a single image."""
+        support, generator = self.blend.support, torch.Generator().manual_seed(self.steps.seed)
+        if len(support) < 2:
+            return []
+        if support.shots < 2:
+            return list(torch.arange(len(support)).split(1))
+        return support.kind.folds(support.labels, min(FOLDS, support.shots), generator)
+
+    @cached_property
+    def head(self) -> str | None:
+        """The head, if a new one can be made: it is known, nothing follows it, and every class has an image.
+
+        With pixel labels gradient steps go through whatever follows, and an image without a class is the rule.
+        """
+        network, support = self.blend.working, self.blend.support
+        if network.head is None or not support.kind.centroids:
+            return network.head
+        complete = len(support.counts) == network.classes and self.blend.features is not None
+        return network.head if complete and gives_output(network.model, network.head, support.pictures) else None
+
+    # the head
+
+    def rows(
+        self, features: Tensor | None, kept: Support, *, trained: bool = True, scale: float | None = None
+    ) -> Tensor:
+        """(classes, features): the head's rows for these images, the support's first, unlabelled ones after them."""
+        assert features is not None  # the head was found to be last
+        points = features.double()
+        near, beside = points[: len(kept)], points[len(kept) :]
+        source = self._source_rows
+        labels = kept.targets
+        own = scale or _bounded(best_scale(scores_apart(near, labels, source, PULL), labels))
+        more: Tensor | float = 0.0
+        if len(beside):
+            shares = (own * F.normalize(beside, dim=1) @ leaning_rows(near, labels, source, PULL).T).softmax(1)
+            more = shares.T @ F.normalize(beside, dim=1) / SUPPORT_WEIGHT
+        rows = own * leaning_rows(near, labels, source, PULL, more)
+        if trained and kept.shots > 1:
+            rows = trained_rows(F.normalize(near, dim=1), labels, rows, DECAY)
+        length: Tensor = near.norm(dim=1).mean().clamp(min=1e-12)
+        return rows / length
+
+    @property
+    def _source_rows(self) -> Tensor:
+        assert self.blend.working.head is not None
+        return linear(self.blend.working.model, self.blend.working.head).weight.flatten(1).double()
+
+    def mix(self) -> float:
+        """How many classes the unlabelled images show, in effect, as a share of the support's classes."""
+        beside = self.blend.features_beside
+        if beside is None or self.head is None:
+            return 1.0
+        rows = self.rows(self.blend.reading.features, self.blend.support, trained=False)
+        shares = (beside.double() @ rows.T).softmax(1).mean(0)
+        return math.exp(float(-(shares * shares.clamp(min=1e-12).log()).sum())) / len(self.blend.support.counts)
+
+    def head_tensors(self) -> dict[str, Tensor]:
+        """The head that all images give."""
+        if self.blend.support.kind.centroids:
+            return self._written(self.rows(self.blend.reading.features, self.blend.support))
+        return self._trained_head(self.blend.model, self.blend.support)
+
+    def head_held_out(self) -> list[Tensor]:
+        """For each image, its logits by a head that was made without its fold."""
+        if not self.blend.support.kind.centroids:
+            return self._asked([self._with_trained_head(fold) for fold in self.folds])
+        answers: list[Tensor] = [torch.empty(0)] * len(self.blend.support)
+        assert self.blend.features_apart is not None
+        apart = self.blend.features_apart
+        beside = self.blend.features_beside
+        for fold in self.folds:
+            rest = torch.ones(len(apart), dtype=torch.bool)
+            rest[fold] = False
+            kept = self.blend.support.part(rest.nonzero().flatten())
+            points = apart[rest] if beside is None else torch.cat([apart[rest], beside])
+            rows = self.rows(points, kept)
+            for place in fold.tolist():
+                answers[place] = apart[place : place + 1].double() @ rows.T
+        return answers
+
+    def _written(self, rows: Tensor) -> dict[str, Tensor]:
+        """The head's tensors with these rows and no bias."""
+        assert self.head is not None
+        layer = linear(self.blend.working.model, self.head)
+        tensors = {f"{self.head}.weight": rows.reshape(layer.weight.shape).to(layer.weight.dtype)}
+        return tensors | ({} if layer.bias is None else {f"{self.head}.bias": torch.zeros_like(layer.bias)})
+
+    def _trained_head(self, model: nn.Module, support: Support) -> dict[str, Tensor]:
+        assert self.head is not None
+        layer = linear(model, self.head).requires_grad_(True)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=10 * self.steps.lr, momentum=0.9)
+        with private_randomness(self.steps.seed) as generator:
+            batches = partial(minibatches, len(support), support.minibatch(None), generator)
+            train_head(model, self.head, support, self.steps.loss, batches, optimizer, self.steps.epochs)
+        layer.requires_grad_(False)
+        return {f"{self.head}.{name}": tensor.detach() for name, tensor in layer.named_parameters()}
+
+    def _with_trained_head(self, fold: Tensor) -> nn.Module:
+        kept, model, _ = self.blend.without(fold)
+        self._trained_head(model, kept)
+        return model
+
+    # the last layers
+
+    @cached_property
+    def tuned(self) -> list[nn.Module]:
+        """A network for each fold, trained without it; with single images in a class, one trained on all."""
+        if self.blend.support.shots < 2:
+            return [self._tuned(self.blend.support, self.blend.model, self.blend.reading)]
+        networks = []
+        for fold in progress.track(self.folds, "last layers"):
+            with progress.silent():
+                networks.append(self._tuned(*self.blend.without(fold)))
+        return networks
+
+    def tuned_tensors(self) -> dict[str, Tensor]:
+        """The mean of the tuned networks."""
+        states = [network.state_dict() for network in self.tuned]
+        return {
+            name: torch.stack([state[name] for state in states]).mean(0)
+            for name, tensor in states[0].items()
+            if tensor.is_floating_point()
+        }
+
+    def tuned_held_out(self) -> list[Tensor]:
+        """For each image, its logits by the network that was tuned without its fold."""
+        return self._asked(self.tuned)
+
+    def _tuned(self, kept: Support, model: nn.Module, reading: Reading) -> nn.Module:
+        """Train the last layers of `model`, in place, and hold its statistics."""
+        head = self.blend.working.head
+        if kept.kind.centroids and self.head is not None:
+            rows = self.rows(reading.features, kept, trained=False, scale=LEAST_SCALE)
+            with torch.no_grad():
+                for name, tensor in self._written(rows).items():
+                    model.get_parameter(name).copy_(tensor)
+        weights = last_weights(model, head, kept, LAST_PART)
+        means = [torch.zeros_like(weight) for weight in weights]
+        taken = 0
+        optimizer = torch.optim.SGD([weight.requires_grad_(True) for weight in weights], lr=self.steps.lr, momentum=0.9)
+        size, begins = kept.minibatch(None), min(FROM_EPOCH, self.steps.epochs)
+        per_epoch = math.ceil(len(kept) / size)
+
+        def average() -> None:
+            nonlocal taken
+            taken += 1
+            count = taken - (begins - 1) * per_epoch
+            if count > 0:
+                for mean, weight in zip(means, weights, strict=True):
+                    mean.add_(weight.detach() - mean, alpha=1 / count)
+
+        def cost(indices: Tensor) -> Tensor:
+            images, labels = kept.batch(indices)
+            return self.steps.loss(logits_of(model(images)), labels)
+
+        with private_randomness(self.steps.seed) as generator:
+            batches = partial(minibatches, len(kept), size, generator)
+            fit(cost, batches, optimizer, self.steps.epochs, clip=CLIP, after_step=average)
+        with torch.no_grad():
+            for mean, weight in zip(means, weights, strict=True):
+                if taken:
+                    weight.copy_(mean)
+        return model.requires_grad_(False)
+
+    def _asked(self, networks: Sequence[nn.Module]) -> list[Tensor]:
+        """The logits of each image by the network of its fold."""
+        answers: list[Tensor] = [torch.empty(0)] * len(self.blend.support)
+        with torch.no_grad():
+            for network, fold in zip(networks, self.folds, strict=True):
+                logits = [logits_of(network(images)) for images, _ in self.blend.support.part(fold).chunks()]
+                rows = (row for part in logits for row in part.split(1))
+                for place, row in zip(fold.tolist(), rows, strict=True):
+                    answers[place] = row
+        return answers
+
+
+def last_weights(model: nn.Module, head: str | None, support: Support, part: float) -> list[Tensor]:
+    """The parameters of the layers that run last and hold this part of all weights but the head's, and the head's."""
+    own = {name: list(module.parameters(recurse=False)) for name, module in model.named_modules()}
+    order: dict[str, None] = {}
+
+    def note(name: str, *_: Any) -> None:
+        order.pop(name, None)
+        order[name] = None  # where it ran last
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name, weights in own.items():
+            if weights and name != head:
+                module = model.get_submodule(name)
+                hooks.enter_context(module.register_forward_pre_hook(partial(note, name)))
+        model(support.chunks(1)[0][0])
+    total = sum(weight.numel() for name in order for weight in own[name])
+    chosen = [] if head is None else list(own[head])
+    held = 0
+    for name in reversed(order):
+        if held >= part * total:
+            break
+        chosen += own[name]
+        held += sum(weight.numel() for weight in own[name])
+    return list({id(weight): weight for weight in chosen}.values())
+
+
+def _bounded(scale: float) -> float:
+    return min(max(scale, LEAST_SCALE), MOST_SCALE)
