@@ -24,7 +24,7 @@ from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_labelled
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.sliding_window import Size
-from fewshift.methods.catalog import method_from_words, method_of
+from fewshift.methods.catalog import method_from_words, method_of, sized
 from fewshift.models.cards import known_card
 from fewshift.models.libraries import load
 from fewshift.opening import open_networks, open_target
@@ -57,6 +57,7 @@ def adapt(
     head: str | None = None,
     validate: Any = "cv",
     accept: Accept = "not-worse",
+    size: str | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: _progress.Listener | None = None,
@@ -69,7 +70,8 @@ def adapt(
     becomes a tensor; a network from `fewshift.load` or timm knows. Without `classes`, or class names that the network
     knows, folders in alphabetical order are the network's outputs.
 
-    `method` is a name or a method; "auto" is our best answer. `validate` is where the evidence comes from: "cv" (the
+    `method` is a name or a method; "auto" is our best answer. Its `size` is "any", or "small" for a delta of kilobytes:
+    BatchNorm and the head alone. `validate` is where the evidence comes from: "cv" (the
     support, cross-validated), "loo" (one image left out at a time), labelled images of the target that are not in the
     support, or None. `accept` is the guard: "not-worse" (something speaks for it, nothing against it), "better", a
     number of points that the whole interval has to exceed, a callable that takes the gain, or "always". A rejected
@@ -79,7 +81,7 @@ def adapt(
     """
     began = time.perf_counter()
     check_accept(accept)
-    chosen = method_of(method)
+    chosen = sized(method_of(method), size)
     if chosen.needs is Needs.STREAM:
         raise FewshiftError(
             f"{chosen.name} adapts to a stream of batches while it predicts: "

@@ -18,6 +18,8 @@ from tests.helpers.networks import make_support, make_tiny, same_state, state
 # settings that keep the tests quick, and settings under which a method is the source network
 QUICK: dict[str, dict] = {
     "auto": {"epochs": 2},
+    "blend-head": {"epochs": 2},
+    "blend-all": {"epochs": 2},
     "lccs": {"epochs": 2, "grid": 3},
     "lp-ft": {"epochs": 1, "probe_epochs": 2, "folds": 2},
     **{name: {"epochs": 2} for name in ("finetune-bn", "finetune-head", "finetune-features", "l2", "l2-sp")},
@@ -48,7 +50,10 @@ NEUTRAL: dict[str, dict] = {
 BODY = ("conv", "bn")
 AFFINE = ("bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias")
 MAY_CHANGE: dict[str, tuple[str, ...]] = {
-    "auto": (*AFFINE, "fc."),
+    "auto": (*BODY, "fc."),
+    "blend": AFFINE,
+    "blend-head": (*AFFINE, "fc."),
+    "blend-all": (*BODY, "fc."),
     "source": (),
     "adabn": AFFINE,
     "lccs": (*AFFINE, "fc."),

@@ -244,9 +244,10 @@ def test_calibration_is_told_where_something_was_held_out(page_of: Callable[[str
 
 
 def test_what_held_out_images_chose_is_told(folder: Path) -> None:
-    choice = Choice({"finetuned": HELD, "ncc": replace(HELD, adapted=HELD.source)}, "ncc")
+    answers = {"blend + all": HELD, "blend": replace(HELD, adapted=HELD.source)}
+    choice = replace(Choice.of(answers), chosen="blend", large=("blend + all",))
     words = words_of(adaptation_page(with_evidence(choice=choice), folder / "chosen.html"))
-    assert re.search("2 classifiers.*nearest centroids", words)
+    assert re.search("Held-out images chose blend: .* right .blend . all", words)
 
 
 def test_the_lines_to_copy_name_the_file(folder: Path) -> None:

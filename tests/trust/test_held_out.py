@@ -11,15 +11,8 @@ import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from fewshift.trust.held_out import (
-    ImageAnswers,
-    PixelAnswers,
-    asked,
-    log_losses,
-    predictions,
-    shares_right,
-    temperature,
-)
+from fewshift.core.losses import log_losses, temperature
+from fewshift.trust.held_out import ImageAnswers, PixelAnswers, asked, predictions, shares_right
 from tests.helpers.networks import make_support, make_tiny, mixed_sizes, scenes, street
 
 STEP = 10**0.05  # between neighbouring temperatures that are tried

@@ -47,6 +47,9 @@ def adapt(
     write_rejected: Annotated[
         bool, typer.Option("--write-rejected", help="Write the delta of a rejected adaptation too.")
     ] = False,
+    size: Annotated[
+        str | None, typer.Option(help="any, or small: change BatchNorm and the head alone, kilobytes. For auto.")
+    ] = None,
     head: Head = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -67,7 +70,8 @@ def adapt(
     with network.opened() as (model, arguments):
         result = fewshift.adapt(
             model, support, method=chosen, unlabelled=unlabelled, shots=shots, **arguments,
-            validate=None if validate == "none" else validate, accept=_condition(accept), head=head, seed=seed,
+            validate=None if validate == "none" else validate, accept=_condition(accept), size=size, head=head,
+            seed=seed,
         )  # fmt: skip
     keep = out is not None and (result.accepted or write_rejected)
     written = {
@@ -83,13 +87,15 @@ def adapt(
 
 
 def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
-    from fewshift.report import prose
+    from fewshift.report import choosing, prose
 
     count = sum(layer.skipped is None for layer in result.layers)
     typer.echo(f"{result.method.name}: {prose.looked_at(result)}, {count} BatchNorm layers, {result.seconds:.1f} s")
     typer.echo(result.reason)
     if result.notes.get("classifier"):
         typer.echo(f"blend v = {number(result.notes['v'])}, classifier: {result.notes['classifier']}")
+    for sentence in filter(None, (choosing.chosen(result), choosing.unlabelled(result))):
+        typer.echo(sentence)
     if result.calibration is not None and result.calibration.applied:
         typer.echo(prose.calibration(result.calibration))
     for layer in (layer for layer in result.layers if layer.skipped):

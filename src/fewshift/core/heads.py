@@ -79,8 +79,8 @@ def best_scale(cosines: Tensor, labels: Tensor) -> float:
     return float(SCALES[losses.argmin()])
 
 
-def trained_rows(points: Tensor, labels: Tensor, rows: Tensor, decay: float) -> Tensor:
-    """The rows that minimise the cross-entropy of these points + decay / 2 |rows - start|^2.
+def trained_rows(points: Tensor, labels: Tensor, rows: Tensor, decay: float, bias: Tensor | None = None) -> Tensor:
+    """The rows that minimise the cross-entropy of these points + decay / 2 |rows - start|^2; the bias is held.
 
     Every class counts the same, however many images it has. Classes without images are left out of the competition,
     so that they are not pushed away: nothing speaks against them.
@@ -88,13 +88,13 @@ def trained_rows(points: Tensor, labels: Tensor, rows: Tensor, decay: float) -> 
     seen, places = labels.unique(return_inverse=True)
     counts = places.bincount().to(points)
     weight = 1 / (len(seen) * counts)
-    start = rows[seen]
+    start, held = rows[seen], 0.0 if bias is None else bias[seen]
     move = torch.zeros_like(start, requires_grad=True)
     optimizer = torch.optim.LBFGS([move], max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
 
     def objective() -> Tensor:
         optimizer.zero_grad()
-        losses = F.cross_entropy(points @ (start + move).T, places, reduction="none")
+        losses = F.cross_entropy(points @ (start + move).T + held, places, reduction="none")
         value: Tensor = (weight[places] * losses).sum() + decay / 2 * move.square().sum()
         value.backward()
         return value

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
-from fewshift.errors import FewshiftError
+from fewshift.errors import DivergedError, FewshiftError
 
 
 @dataclass(frozen=True)
@@ -62,5 +62,5 @@ def fit(
             course.losses.append(torch.stack(values).double().mean().item())
             course.seconds.append(time.perf_counter() - began)
             if course.losses[-1] != course.losses[-1]:
-                raise FewshiftError(f"the loss became NaN in epoch {epoch + 1}: lower lr")
+                raise DivergedError(f"the loss became NaN in epoch {epoch + 1}: lower lr")
     return course

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewshift.core.labels import Augment, Labels, Stack, extent, kind_of
+from fewshift.core.labels import Augment, Labels, Stack, extent, kind_of, random_folds
 from fewshift.core.losses import IGNORE, Loss, at_labels, cross_entropy
 from fewshift.core.randomness import checked_seed
 from fewshift.errors import FewshiftError
 
+FOLDS = 3  # few, for the time: each adapts with most of the images
+SINGLE_FOLDS = 6  # where classes have a single image
 MINIBATCH = 32  # images that pass through a network together when only predictions are wanted
 
 
@@ -119,6 +121,19 @@ class Support:
     def splits(self, folds: Sequence[Tensor]) -> list[tuple[Support, Support]]:
         """(all other images, the fold) for every fold of positions."""
         return [(self.part(others(fold, len(self))), self.part(fold)) for fold in folds]
+
+    def folds(self, seed: int) -> list[Tensor]:
+        """Positions to hold out together: up to three folds, each with its share of every class.
+
+        Where a class has a single image no class can be both adapted to and held out, and the folds are any images. A
+        single image cannot be held out.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        if len(self) < 2:
+            return []
+        if self.shots < 2:
+            return random_folds(len(self), min(len(self), SINGLE_FOLDS), generator)
+        return self.kind.folds(self.labels, min(self.shots, FOLDS), generator)
 
     def chunks(self, size: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Images and labels, `size` at a time (default: all); one by one if their sizes differ."""

@@ -23,7 +23,7 @@ from fewshift.core.reading import Reading, read_support, tied
 from fewshift.core.support import Support, Target, Unlabelled
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-CENTRE = 0.3  # where v lies most often
+CENTRE = 0.2  # where v lies most often
 BESIDE = 256  # unlabelled images that share in the statistics, at most
 
 
@@ -109,8 +109,8 @@ class Blended:
 def blended(network: nn.Module | Network, target: Target, who: str, prior: float, *, unlabelled: bool) -> Blended:
     """Choose v by the labels of the support, each image normalised without itself; then read all images under it.
 
-    `prior` is what v = 1 costs, in nats, against v = 0.3. It decides where a few images say nothing, and gives way to
-    many. With pixel labels every image is evidence enough.
+    `prior` is what v = 0 and v = 1 cost, in nats, against v = 0.2. It decides where a few images say nothing, and gives
+    way to many. With pixel labels every image is evidence enough.
     """
     network = Network.of(network, target.some_images(who, "support images"))
     refuse_unadaptable(network)
@@ -156,7 +156,9 @@ def _best(curve: Sequence[Mapping[str, float]], prior: float, images: int) -> fl
     """The v of the least loss and prior together; of equally good ones the smallest."""
 
     def cost(point: Mapping[str, float]) -> float:
-        return images * point["loss"] + prior * ((point["v"] - CENTRE) / (1 - CENTRE)) ** 2
+        v = point["v"]
+        away = (v - CENTRE) / (1 - CENTRE if v > CENTRE else CENTRE)
+        return images * point["loss"] + prior * away**2
 
     return min(curve, key=cost)["v"]
 

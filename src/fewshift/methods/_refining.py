@@ -25,9 +25,10 @@ from fewshift.core import _progress as progress
 from fewshift.core.heads import best_scale, gives_output, leaning_rows, scores_apart, train_head, trained_rows
 from fewshift.core.loop import fit
 from fewshift.core.losses import Loss
-from fewshift.core.network import linear, logits_of
+from fewshift.core.network import features, linear, logits_of
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Reading
+from fewshift.core.support import MINIBATCH as AT_ONCE
 from fewshift.core.support import Support
 from fewshift.methods._blending import Blended
 
@@ -36,10 +37,10 @@ DECAY = 1e-3  # of the trained rows towards their start
 LEAST_SCALE, MOST_SCALE = 10.0, 40.0  # of cosines
 SUPPORT_WEIGHT = 3.0  # of a labelled image against an unlabelled one of the same class
 LEAST_MIX = 0.6  # of the support's classes, in effect, that unlabelled images have to show
-FOLDS = 3
 LAST_PART = 0.75  # of the weights
 FROM_EPOCH = 3  # weights are averaged over the steps from here on
 CLIP = 5.0
+MINIBATCH = 16  # images, where an image has one label
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,8 @@ class Refinement:
 
     @cached_property
     def folds(self) -> list[Tensor]:
-        """Thirds of the images; single ones where a class has one image; none of a single image."""
-        support, generator = self.blend.support, torch.Generator().manual_seed(self.steps.seed)
-        if len(support) < 2:
-            return []
-        if support.shots < 2:
-            return list(torch.arange(len(support)).split(1))
-        return support.kind.folds(support.labels, min(FOLDS, support.shots), generator)
+        """The positions that are held out together."""
+        return self.blend.support.folds(self.steps.seed)
 
     @cached_property
     def head(self) -> str | None:
@@ -115,8 +111,11 @@ class Refinement:
         if beside is None or self.head is None:
             return 1.0
         rows = self.rows(self.blend.reading.features, self.blend.support, trained=False)
-        shares = (beside.double() @ rows.T).softmax(1).mean(0)
-        return math.exp(float(-(shares * shares.clamp(min=1e-12).log()).sum())) / len(self.blend.support.counts)
+        counts = (beside.double() @ rows.T).argmax(1).bincount().double()
+        shares = counts[counts > 0] / counts.sum()
+        # few images show few classes: Miller and Madow's correction of an entropy for that
+        entropy = float(-(shares * shares.log()).sum()) + (len(shares) - 1) / (2 * len(beside))
+        return math.exp(entropy) / len(self.blend.support.counts)
 
     def head_tensors(self) -> dict[str, Tensor]:
         """The head that all images give."""
@@ -202,7 +201,8 @@ class Refinement:
         means = [torch.zeros_like(weight) for weight in weights]
         taken = 0
         optimizer = torch.optim.SGD([weight.requires_grad_(True) for weight in weights], lr=self.steps.lr, momentum=0.9)
-        size, begins = kept.minibatch(None), min(FROM_EPOCH, self.steps.epochs)
+        size = MINIBATCH if kept.kind.centroids else kept.minibatch(None)
+        begins = min(FROM_EPOCH, self.steps.epochs)
         per_epoch = math.ceil(len(kept) / size)
 
         def average() -> None:
@@ -224,7 +224,22 @@ class Refinement:
             for mean, weight in zip(means, weights, strict=True):
                 if taken:
                     weight.copy_(mean)
-        return model.requires_grad_(False)
+        model.requires_grad_(False)
+        if kept.kind.centroids and self.head is not None:
+            self._polish(model, self.head, kept)
+        return model
+
+    def _polish(self, model: nn.Module, head: str, kept: Support) -> None:
+        """Train the rows of the head further, on the features that its layers have learned."""
+        layer = linear(model, head)
+        points = torch.cat([features(model, head, images) for images, _ in kept.chunks(AT_ONCE)]).flatten(1).double()
+        length = points.norm(dim=1).mean().clamp(min=1e-12)
+        bias = None if layer.bias is None else layer.bias.double()
+        rows = trained_rows(
+            F.normalize(points, dim=1), kept.targets, layer.weight.flatten(1).double() * length, DECAY, bias
+        )
+        with torch.no_grad():
+            layer.weight.copy_((rows / length).reshape(layer.weight.shape))
 
     def _asked(self, networks: Sequence[nn.Module]) -> list[Tensor]:
         """The logits of each image by the network of its fold."""

@@ -60,6 +60,16 @@ def exactly(network: Network, support: Support, loss: Loss) -> Try:
     return attempt
 
 
+def apart(network: Network, support: Support, loss: Loss) -> Try:
+    """Try a blend by one pass in which each image is normalised with the statistics of the others."""
+
+    def attempt(blend: Blend) -> Start:
+        reading = read_support(network, support, blend, leave_out=True)
+        return Start(blend, support.loss_of(loss, reading.logits), route=f"{reading.route}, each image left out")
+
+    return attempt
+
+
 def by_average(network: Network, support: Support, loss: Loss, size: int, views: Callable[[], Iterable[Tensor]]) -> Try:
     """Try a blend by minibatches of random views, whose statistics are averaged, and a look at the plain support."""
 

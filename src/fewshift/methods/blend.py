@@ -23,7 +23,7 @@ class Blend(Method):
     v is chosen by the labels of the support, each image normalised with the statistics of the others, under the best
     temperature. Unlabelled images, if there are any, share in the statistics.
 
-    - prior: what v = 1 costs, in nats, against v = 0.3; with few images it decides, with many it gives way.
+    - prior: what v = 0 and v = 1 cost, in nats, against v = 0.2; with few images it decides, with many it gives way.
     """
 
     name: ClassVar[str] = "blend"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from fewshift.core.method import Method
@@ -69,6 +69,15 @@ def method_of(method: str | Method | type[Method]) -> Method:
     if method not in METHODS:
         raise FewshiftError(f"there is no method '{method}': choose one of {', '.join(METHODS)}")
     return METHODS[method]()
+
+
+def sized(method: Method, size: str | None) -> Method:
+    """`auto` with this size of its delta; other methods have no such choice."""
+    if size is None:
+        return method
+    if not isinstance(method, Auto):
+        raise FewshiftError(f"size={size!r} is a choice of the method 'auto', not of '{method.name}': leave it out")
+    return replace(method, size=size)
 
 
 def method_from_words(name: str, words: Sequence[str]) -> Method:

@@ -35,6 +35,7 @@ from fewshift.methods._stages import (
     Stages,
     Start,
     Variant,
+    apart,
     best_by_layer,
     best_common,
     by_average,
@@ -59,8 +60,9 @@ class LCCS(Method):
     - combination: "linear", or "convex" (one weight in [0, 1] per layer and moment, n = 1).
     - objective: "cross-entropy", or "entropy" (labels unused).
     - classifier: "source", "finetuned" (for classifier_epochs), "ncc", or "auto" = source below 5 shots, NCC from 5.
-    - statistics: "exact" (one pass over the whole support per candidate), "ema" (ten augmented epochs), or "auto" =
-      exact unless there is an augmentation.
+    - statistics: "exact" (one pass over the whole support per candidate), "ema" (ten augmented epochs),
+      "leave-one-out" (each image is judged with the statistics of the others; not in the paper), or "auto" = exact
+      unless there is an augmentation.
     - variant: "paper", or "released" = the authors' code with its quirks.
     - min_sigma: a floor for sigma; gamma_floor: a floor for |gamma| of dead channels; adapt_dtype: "float64" for
       reference runs.
@@ -93,7 +95,7 @@ class LCCS(Method):
             combination=("linear", "convex"),
             objective=("cross-entropy", "entropy"),
             classifier=("source", "finetuned", "ncc", "auto"),
-            statistics=("exact", "ema", "auto"),
+            statistics=("exact", "ema", "leave-one-out", "auto"),
             variant=tuple(VARIANTS),
             adapt_dtype=(None, "float32", "float64"),
         )
@@ -176,9 +178,15 @@ class LCCS(Method):
                     for indices in self._minibatches(support, generator):
                         yield support.batch(indices)[0]
 
-        plain = self.statistics == "exact" or (self.statistics == "auto" and support.augment is None)
+        way = self.statistics
+        if way == "auto":
+            way = "exact" if support.augment is None else "ema"
         size = support.minibatch(self.batch_size)
-        attempt = exactly(network, support, loss) if plain else by_average(network, support, loss, size, views)
+        attempt = {
+            "exact": lambda: exactly(network, support, loss),
+            "leave-one-out": lambda: apart(network, support, loss),
+            "ema": lambda: by_average(network, support, loss, size, views),
+        }[way]()
         return (best_common if self.init == "grid" else best_by_layer)(network, attempt, self.grid)
 
     def _span(self, network: Network, support: Support, start: Start) -> dict[str, Span]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fewshift.report.results import Adaptation
 
 NAMED = 4  # tensors
-HEADS = {"source": "the source's", "finetuned": "the finetuned one", "ncc": "nearest centroids"}
 CLASSIFIERS = {
     "source": "kept the classifier",
     "finetuned": "trained the classifier further",
@@ -64,14 +63,6 @@ def changes(result: Adaptation) -> Delta:
     """What adaptation changed, or would have, had it been accepted."""
     known = result.accepted or not result.method.plain  # what is no plain network has no delta
     return result.delta if known else result.candidate_delta
-
-
-def choice(result: Adaptation) -> str:
-    """Which candidate held-out images chose, where there was a choice; otherwise nothing."""
-    if result.choice is None or len(result.choice.answers) < 2:
-        return ""
-    kind = HEADS.get(result.choice.chosen, result.choice.chosen)
-    return f"Of {len(result.choice.answers)} classifiers, held-out images chose {kind}."
 
 
 def where(result: Adaptation) -> str:

@@ -7,12 +7,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fewshift.report import choosing
 from fewshift.report import prose as words
 
 
 def rendered(template: str, **facts: Any) -> str:
     """The text of a page, or of a part of one."""
-    return _environment().get_template(template).render(words=words, **facts)
+    return _environment().get_template(template).render(words=words, choosing=choosing, **facts)
 
 
 @cache

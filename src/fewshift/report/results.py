@@ -17,7 +17,7 @@ from fewshift.core.network import Layer, Network, Skipped
 from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
-from fewshift.report import prose
+from fewshift.report import choosing, prose
 from fewshift.trust.calibration import Calibration
 from fewshift.trust.choice import Choice
 from fewshift.trust.gain import Gain
@@ -131,12 +131,30 @@ class Adaptation:
             "method": self.method.name,
             "settings": self.method.settings(),
             "chosen": None if self.choice is None else self.choice.chosen,
+            "why": choosing.chosen(self),
+            "candidates": [] if self.choice is None else candidates(self.choice),
             "seconds": self.seconds,
             "notes": self.notes,
             "layers": [
                 {"name": layer.name, "skipped": layer.skipped, **(layer.details or {})} for layer in self.layers
             ],
         }
+
+
+def candidates(choice: Choice) -> list[dict[str, Any]]:
+    """Every candidate with what held-out images say of it: the share that is right, in percent, and the loss."""
+    return [
+        {
+            "name": name,
+            "right": held.gain().after,
+            "gain": held.gain().point,
+            "loss": float(held.losses.mean()),
+            "images": held.gain().images,
+            "large": name in choice.large,
+            "chosen": name == choice.chosen,
+        }
+        for name, held in choice.answers.items()
+    ]
 
 
 def _plain(calibration: Calibration) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fewshift.core import _progress as progress
 from fewshift.core.method import Composite, Fitted, Method, Proposals
 from fewshift.core.network import Network
 from fewshift.core.support import Support, Target
-from fewshift.errors import FewshiftError
+from fewshift.errors import DivergedError
 from fewshift.trust.gain import by_image, standard_error
 from fewshift.trust.held_out import HeldOut, answered, answers, asked
 
@@ -28,6 +28,7 @@ class Choice:
     chosen: str
     allowed: tuple[str, ...]  # the candidates that the settings let be chosen
     decisive: bool = True  # whether these images may overrule the preference
+    large: tuple[str, ...] = ()  # the candidates that change more than BatchNorm and the head
 
     @classmethod
     def of(
@@ -80,22 +81,23 @@ def fit_chosen(network: nn.Module | Network, target: Target, method: Method, see
     if not proposals.folds:
         return candidates[allowed[0]].fit(), None
     choice = Choice.of(_answers(network, support, proposals, allowed), allowed, decisive=proposals.decisive)
-    return candidates[choice.chosen].fit(), choice
+    large = tuple(name for name in choice.answers if not candidates[name].small)
+    return candidates[choice.chosen].fit(), replace(choice, large=large)
 
 
 def _answers(network: Network, support: Support, proposals: Proposals, allowed: Sequence[str]) -> dict[str, HeldOut]:
-    """What each candidate says of images that it was not fitted to; one that cannot do without them is left out."""
-    images = torch.arange(len(support))
-    folds = torch.empty(len(support), dtype=torch.long)
-    for number, fold in enumerate(proposals.folds):
-        folds[fold] = number
-    source = answers(network.model, support)
+    """What each candidate says of images that it was not fitted to; one that goes astray without them is left out."""
+    images = torch.cat(list(proposals.folds))
+    folds = torch.cat([torch.full((len(fold),), number) for number, fold in enumerate(proposals.folds)])
+    held = support.part(images)
+    source = answers(network.model, held)
     result: dict[str, HeldOut] = {}
-    refused: FewshiftError | None = None
+    refused: DivergedError | None = None
     for candidate in proposals.candidates:
         try:
-            result[candidate.name] = answered(support, images, folds, source, candidate.held_out())
-        except FewshiftError as error:
+            logits = candidate.held_out()
+            result[candidate.name] = answered(held, images, folds, source, [logits[place] for place in images])
+        except DivergedError as error:
             refused = error
     if refused is not None and not any(name in result for name in allowed):
         raise refused

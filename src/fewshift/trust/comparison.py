@@ -18,13 +18,13 @@ from torch import Tensor
 from fewshift.core import _progress as progress
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network
-from fewshift.core.support import Support, Target
+from fewshift.core.support import FOLDS, Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.methods.source import Source
 from fewshift.trust.choice import fit_chosen
 from fewshift.trust.gain import Gain
 from fewshift.trust.guard import Evidence, cross_validated, on_labelled
-from fewshift.trust.held_out import FOLDS, HeldOut, folds_of
+from fewshift.trust.held_out import HeldOut, folds_of
 
 SOURCE = "source"  # the network as it came
 RULES = ("best", "clear")

@@ -10,38 +10,26 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.labels import IMAGES, PIXELS, Labels, random_folds
+from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.losses import log_losses
 from fewshift.core.network import like, logits_of
 from fewshift.core.support import MINIBATCH, Support
 from fewshift.errors import FewshiftError
 from fewshift.trust.gain import Gain, gain_from
 
-FOLDS = 5  # few, for the number: each adapts with most of the images
-REPEATED = 5  # adaptations with the whole support that a cross-validation may cost, about
-SINGLE_FOLDS = 6  # where classes have a single image
 INSIDE = ("cv", "loo")  # ways to hold out images of the support itself
 
 
 def folds_of(support: Support, kind: str, seed: int) -> list[Tensor]:
     """The positions that are held out together, one tensor for each adaptation; none where a single image is all.
 
-    "cv" is stratified and repeated, with up to five folds. Where a class has a single image no class can be both
-    adapted to and held out, and the folds are any images. "loo" leaves out one image at a time.
+    "cv" holds out the support's folds, "loo" one image at a time.
     """
-    total = len(support)
     if kind == "loo":
-        return list(torch.arange(total).split(1)) if total > 1 else []
+        return list(torch.arange(len(support)).split(1)) if len(support) > 1 else []
     if kind != "cv":
         raise FewshiftError(f"validate={kind!r} is unknown: choose 'cv', 'loo', None, or give labelled images")
-    generator = torch.Generator().manual_seed(seed)
-    if total < 2:
-        return []
-    if support.shots < 2:
-        return random_folds(total, min(total, SINGLE_FOLDS), generator)
-    parts = min(support.shots, FOLDS)
-    repeats = max(1, REPEATED // (parts - 1)) if support.kind.stratified else 1
-    return [fold for _ in range(repeats) for fold in support.kind.folds(support.labels, parts, generator)]
+    return support.folds(seed)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class Cell:
 
     The support of `largest_support` shots is left out of the test images, so that all rows of a table share one test
     set. `max_test` caps that set, drawn with a fixed seed. `damage` is done to the support (see `damage.py`).
-    `validate` judges the adaptation as `adapt` does: if it is rejected, the source network predicts.
+    `validate` judges the adaptation as `adapt` does: if it is rejected, the source network predicts. `unlabelled` is
+    how many images the method sees without labels; none of them is a test image.
     """
 
     dataset: str
@@ -47,6 +48,7 @@ class Cell:
     max_test: int | None = None
     damage: str | None = None
     validate: str | None = None
+    unlabelled: int | None = None
 
     @property
     def key(self) -> str:

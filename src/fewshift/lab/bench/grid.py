@@ -84,6 +84,7 @@ ROW_KINDS = {
     "damage": _one_of(DAMAGES),
     "validate": _one_of(VALIDATIONS),
     "settings": Kind("a table of settings, such as {epochs = 5}", lambda value: isinstance(value, dict)),
+    "unlabelled": COUNT,
     "shots": Kind("a list of different whole numbers from 1, such as [1, 5]", _list_of(_whole(1))),
     "conditions": Kind("a list of tables, such as [{batch_size = 8}]", _list_of(lambda value: isinstance(value, dict))),
     "paper": Kind("values by target, such as {sketch = 67.0}", _printed),
@@ -118,6 +119,7 @@ class GridRow:
     target: str = ""  # the column's if empty
     damage: str = ""  # to its supports
     validate: str = ""  # how its adaptations are judged
+    unlabelled: int | None = None  # how many images it sees without labels
     paper: Mapping[str, Any] | None = None
 
     @property
@@ -199,6 +201,7 @@ class Grid:
                 largest_support=self.largest_support,
                 max_test=self.max_test,
                 damage=row.damage or None,
+                unlabelled=row.unlabelled,
                 validate=row.validate or (self.validate if row.shots else "") or None,
             )
             for seed in self.seeds

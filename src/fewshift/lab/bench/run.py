@@ -152,6 +152,17 @@ class _Task:
             return None
         return Support(self.domain.images(self.drawn), self.drawn_labels, self.domain.classes)
 
+    def unlabelled(self, test: Tensor) -> Tensor:
+        """The positions of images that are neither in a support of this seed nor test images."""
+        wanted = self.cell.unlabelled or 0
+        rest = others(torch.cat([self.left_out, test]), len(self.domain.labels))
+        if len(rest) < wanted:
+            raise FewshiftError(
+                f"{wanted} unlabelled images are wanted and {len(rest)} are neither support nor test: lower max_test"
+            )
+        generator = torch.Generator().manual_seed(self.cell.seed)
+        return rest[torch.randperm(len(rest), generator=generator)[:wanted]]
+
     def left_out_answers(self, predictor: nn.Module, stream: Sequence[Tensor]) -> Tensor | None:
         """Predictions for the largest support, where the test set lacks nothing else."""
         if sum(map(len, stream)) + len(self.left_out) < len(self.domain.labels):
@@ -164,6 +175,8 @@ def _answers(task: _Task, stream: Sequence[Tensor]) -> Answers:
     unlabelled = None
     if sees_stream(task.method, task.drawn):
         unlabelled = Unlabelled(_Lazy(task.domain, torch.cat(list(stream))))
+    elif task.cell.unlabelled is not None:
+        unlabelled = Unlabelled(_Lazy(task.domain, task.unlabelled(torch.cat(list(stream)))))
     target = Target(task.support(), unlabelled)
     began = time.perf_counter()
     fitted, _ = fit_chosen(task.network, target, task.method, task.cell.seed)

@@ -1,0 +1,207 @@
+"""A blend by leave-one-out statistics, heads on it, and the method `auto` that chooses between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fewshift
+from fewshift import FewshiftError, Network, Support, Target
+from fewshift.core.losses import log_losses
+from fewshift.core.reading import read, tied
+from fewshift.core.support import Unlabelled
+from fewshift.methods._blending import GRID
+from fewshift.methods._refining import last_weights
+from fewshift.methods.auto import Auto
+from fewshift.methods.blend import Blend, BlendAll, BlendHead
+from fewshift.methods.lccs import LCCS
+from tests.core.test_reading import naive_apart
+from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street
+
+QUICK = Auto(epochs=1)
+
+
+def naive_v(model: nn.Module, support: Support, prior: float) -> float:
+    """The v with the least tempered loss of all images, each judged apart, and prior."""
+    costs = {}
+    for v in GRID:
+        with torch.no_grad():
+            losses = log_losses(naive_apart(model, support.images, v), support.labels)
+        away = (v - 0.2) / (0.8 if v > 0.2 else 0.2)
+        costs[v] = float(losses.sum()) + prior * away**2
+    return min(costs, key=lambda v: costs[v])
+
+
+@pytest.mark.parametrize("shots", [1, 3, 6])
+@pytest.mark.parametrize("prior", [0.0, 2.0, 1000.0])
+def test_v_has_the_least_loss_apart_and_prior(shots, prior):
+    model, support = make_tiny(), make_support(shots)
+    chosen = Blend(prior=prior).fit(model, Target(support)).notes["v"]
+    assert chosen == naive_v(model, support, prior)
+    assert prior < 1000 or chosen == 0.2
+
+
+def test_a_blend_is_the_source_with_v_of_the_supports_statistics():
+    model, support = make_tiny(), make_support(4)
+    fitted = Blend().fit(model, Target(support))
+    network = Network.of(model, support.images)
+    expected = read(network, [support.images], tied(network, fitted.notes["v"])).logits[0]
+    with torch.no_grad():
+        assert torch.allclose(fitted.predictor(support.images), expected, atol=1e-5)
+
+
+def test_a_single_image_leaves_the_sources_statistics():
+    support = scenes(1)
+    assert same_state(state(Blend().adapt(street(), Target(support))), state(street()))
+
+
+def test_lccs_can_choose_v_with_each_image_left_out():
+    model, support = make_tiny(), make_support(2)
+    fitted = LCCS(statistics="leave-one-out", epochs=0, classifier="source").fit(model, Target(support))
+    for point in fitted.notes["grid"]:
+        with torch.no_grad():
+            loss = F.cross_entropy(naive_apart(model, support.images, point["v"]), support.labels)
+        assert point["loss"] == pytest.approx(float(loss), abs=1e-5)
+
+
+def test_unlabelled_images_share_in_the_statistics():
+    model, support, others = make_tiny(), make_support(3), make_support(20, seed=1)
+    alone, together = (
+        Blend(prior=1e6).adapt(model, Target(support, unlabelled)) for unlabelled in (None, Unlabelled(others.images))
+    )
+    network = Network.of(model, support.images)
+    expected = read(network, [torch.cat([support.images, others.images])], tied(network, 0.2)).logits[0]
+    with torch.no_grad():
+        assert torch.allclose(together(support.images), expected[: len(support)], atol=1e-5)
+        assert not torch.allclose(alone(support.images), together(support.images), atol=1e-3)
+
+
+def test_unlabelled_images_that_lack_classes_are_left_out():
+    model, support = make_tiny(), make_support(6)
+    few = Unlabelled(support.images[support.labels == 0].repeat(10, 1, 1, 1))
+    alone = BlendHead().fit(model, Target(support))
+    left_out = BlendHead().fit(model, Target(support, few))
+    assert left_out.notes["unlabelled"]["used"] is False
+    assert same_state(state(left_out.predictor), state(alone.predictor))
+
+
+def test_a_new_head_needs_an_image_of_every_class():
+    support = make_support(2).part(torch.tensor([0, 3, 1, 4]))
+    with pytest.raises(FewshiftError, match=r"class 2 has no support image.*blend"):
+        BlendHead().fit(make_tiny(), Target(support))
+    result = fewshift.adapt(make_tiny(), support, method=QUICK, accept="always")
+    assert list(result.choice.answers) == ["blend"]
+    assert not any(name.startswith("fc") for name in result.delta.bits)
+
+
+def test_the_last_layers_hold_three_quarters_of_the_weights():
+    model, support = make_tiny(), make_support(1)
+    weights = {id(weight) for weight in last_weights(model, "fc", support, 0.5)}
+    names = {name for name, weight in model.named_parameters() if id(weight) in weights}
+    # of 512 weights in the body, conv2 has 324 and comes last but for bn2
+    assert names == {"fc.weight", "fc.bias", "bn2.weight", "bn2.bias", "conv2.weight"}
+    everything = {id(weight) for weight in last_weights(model, "fc", support, 1.0)}
+    assert everything == {id(weight) for weight in model.parameters()}
+
+
+def test_with_no_epochs_the_tuned_network_is_the_mean_of_blends_without_each_fold():
+    model, support = make_tiny(), make_support(3)
+    tuned = BlendAll(epochs=0, prior=1e6).adapt(model, Target(support))
+    parts = []
+    for fold in support.kind.folds(support.labels, 3, torch.Generator().manual_seed(0)):
+        rest = torch.tensor([place for place in range(len(support)) if place not in fold.tolist()])
+        parts.append(Blend(prior=1e6).adapt(model, Target(support.part(rest))).bn1.weight)
+    assert torch.allclose(tuned.bn1.weight, torch.stack(parts).mean(0), atol=1e-6)
+
+
+# auto
+
+
+def test_auto_hands_over_the_candidate_that_it_names():
+    model, support = make_tiny(), make_support(5)
+    result = fewshift.adapt(model, support, method=QUICK, accept="always")
+    methods = {"blend": Blend(), "blend + head": BlendHead(epochs=1), "blend + all": BlendAll(epochs=1)}
+    assert set(result.choice.answers) == set(methods)
+    adapted = methods[result.choice.chosen].adapt(model, Target(support))
+    temperature = result.notes.get("temperature", 1.0)
+    with torch.no_grad():
+        assert torch.allclose(result.model(support.images), adapted(support.images) / temperature, atol=1e-5)
+
+
+def test_held_out_answers_of_tuned_networks_come_from_the_fold_that_left_them_out():
+    model, support = make_tiny(), make_support(6)
+    result = fewshift.adapt(model, support, method=QUICK, accept="always")
+    changed = Support(support.images.clone(), support.labels.clone())
+    fold = result.choice.answers["blend + all"].folds
+    mine = (fold == 0).nonzero().flatten()
+    changed.labels[mine] = (changed.labels[mine] + 1) % 3  # the labels of a fold have no say in its answers ...
+    v = result.notes["v"]
+    again = fewshift.adapt(model, changed, method=QUICK, accept="always")
+    if again.notes["v"] == v:  # ... but in v, the one number that all images choose
+        for name in ("blend + all", "blend + head"):
+            before, after = (part.choice.answers[name].adapted[mine] for part in (result, again))
+            assert before.shape == after.shape
+
+
+def test_with_one_image_of_each_class_the_head_is_taken_and_the_body_held():
+    result = fewshift.adapt(make_tiny(), make_support(1), method=QUICK, accept="always")
+    assert result.choice.chosen == "blend + head"
+    assert not any(name.startswith("conv") for name in result.delta.bits)
+
+
+def test_a_small_delta_leaves_the_convolutions():
+    model, support = make_tiny(), make_support(4)
+    result = fewshift.adapt(model, support, method=QUICK, accept="always", size="small")
+    assert not any(name.startswith("conv") for name in result.delta.bits)
+    assert result.choice.large == ("blend + all",)
+    assert "blend + all" in result.choice.answers  # judged all the same
+    assert "large delta" in result.to_json()["why"]
+
+
+def test_a_size_is_a_choice_of_auto_alone():
+    with pytest.raises(FewshiftError, match=r"size='small'.*not of 'lccs'"):
+        fewshift.adapt(make_tiny(), make_support(2), method="lccs", size="small")
+    with pytest.raises(FewshiftError, match="size"):
+        fewshift.adapt(make_tiny(), make_support(2), size="tiny")
+
+
+def test_every_candidate_stands_in_the_json():
+    facts = fewshift.adapt(make_tiny(), make_support(4), method=QUICK, accept="always").to_json()
+    assert [row["name"] for row in facts["candidates"]] == ["blend + all", "blend + head", "blend"]
+    assert [row["name"] for row in facts["candidates"] if row["chosen"]] == [facts["chosen"]]
+    assert [row["large"] for row in facts["candidates"]] == [True, False, False]
+
+
+def test_pixels_have_the_same_candidates():
+    result = fewshift.adapt(street(), scenes(3), method=QUICK, accept="always")
+    assert list(result.choice.answers) == ["blend + all", "blend + head", "blend"]
+    assert result.gain is not None
+
+
+def test_in_half_precision_auto_works_and_returns_half():
+    result = fewshift.adapt(make_tiny().half(), make_support(4), method=QUICK, accept="always")
+    assert result.choice.chosen in ("blend + all", "blend + head", "blend")
+    assert result.model.fc.weight.dtype == torch.float16
+
+
+def test_a_network_without_a_known_head_gets_a_blend():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_tiny()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return 2 * self.inner(images)
+
+    result = fewshift.adapt(Scaled(), make_support(4), method=QUICK, accept="always")
+    assert list(result.choice.answers) == ["blend"]
+
+
+def test_settings_are_part_of_the_method():
+    assert replace(Auto(), size="small") == Auto(size="small")
+    with pytest.raises(FewshiftError, match="size"):
+        Auto(size="medium")
