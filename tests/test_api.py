@@ -63,7 +63,7 @@ BAD = {
     "validate": ({"validate": "often"}, "'often' is no folder: choose 'cv', 'loo'"),
     "accept": ({"accept": "maybe"}, "accept='maybe' .*'not-worse', 'better', 'always', a number"),
     "a stream": ({"method": "tent"}, "tent adapts to a stream of batches"),
-    "an unknown method": ({"method": "magic"}, "no method 'magic': choose one of auto, source"),
+    "an unknown method": ({"method": "magic"}, "no method 'magic': choose one of auto, blend"),
     "a seed": ({"seed": 2**64}, "is no seed: give a whole number"),
     "no seed": ({"seed": None}, "is no seed"),
     "names": ({"classes": "abc"}, "classes='abc' is one word"),
@@ -246,7 +246,7 @@ def test_progress_is_told_to_whoever_listens():
     fewshift.adapt(make_tiny(), SUPPORT, method=LCCS(grid=3, epochs=2), progress=lambda *words: heard.append(words))
     assert ("initialisation", 3, 3) in heard
     assert ("gradient steps", 2, 2) in heard
-    assert heard[-1] == ("cross-validation", 5, 5)
+    assert heard[-1] == ("cross-validation", 3, 3)
 
 
 def test_a_loss_of_ones_own_is_used():

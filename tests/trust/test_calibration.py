@@ -62,7 +62,7 @@ def naive_error(logits: torch.Tensor, labels: torch.Tensor) -> float:
     return sum(gaps) / len(labels)
 
 
-def noisy(shots: int = 20, seed: int = 1) -> Support:
+def noisy(shots: int = 40, seed: int = 1) -> Support:
     """Every third label is one too many: whoever is sure of an answer is wrong too often."""
     support = make_support(shots, seed=seed)
     wrong = torch.arange(len(support)) // 3 % 3 == 0

@@ -34,6 +34,7 @@ OTHERS = {
     "max_test": {"max_test": 100},
     "damage": {"damage": "two classes"},
     "validate": {"validate": "cv"},
+    "unlabelled": {"unlabelled": 20},
 }
 
 
@@ -83,10 +84,10 @@ def test_a_record_of_an_older_version_is_found_under_the_key_that_its_cell_has_n
     assert [record["result"] for record in records.read().values()] == [{"accuracy": 0.6}]
 
 
-def test_a_record_that_chose_its_classifier_by_evidence_is_one_of_auto(tmp_path):
+def test_a_record_of_what_can_no_longer_be_run_keeps_its_key(tmp_path):
     records = Records(tmp_path)
     records.append({"key": "old", "cell": OLD_CELL | {"settings": OLD_SETTINGS | {"classifier": "evidence"}}})
-    assert list(records.read()) == [replace(NOW, method="auto", settings={}).key]
+    assert list(records.read()) == ["old"]
 
 
 def test_retired_settings_are_forgotten_at_their_default_and_only_there(tmp_path, monkeypatch):

@@ -117,7 +117,7 @@ def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(damage):
     assert verdict["gain"]["point"] == pytest.approx(expected.gain.point)
     assert verdict["gain"]["low"] == pytest.approx(expected.gain.low)
     assert (verdict["gain"]["images"], verdict["gain"]["wins"]) == (len(drawn), expected.gain.wins)
-    assert verdict["classifier"] == expected.notes["classifier"]
+    assert verdict["chosen"] == expected.choice.chosen
     assert result["support"] == drawn.tolist()
     assert not set(result["support"]) & set(split(DOMAIN, cell)[1].tolist())
     assert json.loads(json.dumps(result, allow_nan=False)) == result

@@ -157,8 +157,6 @@ def current_method(method: str, settings: Mapping[str, Any]) -> tuple[str, dict[
     """A method by the name it has now, without retired settings that have their old default."""
     retired = RETIRED.get(method, {})
     left = {name: value for name, value in settings.items() if name not in retired or value != retired[name]}
-    if method == "lccs" and left.get("classifier") == "evidence":  # what is called auto now
-        return "auto", {name: left[name] for name in ("epochs", "lr") if name in left}
     return method, left
 
 

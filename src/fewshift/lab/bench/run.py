@@ -226,7 +226,7 @@ def _facts(result: Adaptation) -> dict[str, Any]:
         "accepted": result.accepted,
         "reason": result.reason,
         "support_nats": None if result.evidence.blend is None else result.evidence.blend.nats,
-        "classifier": result.notes.get("classifier"),
+        "chosen": None if result.choice is None else result.choice.chosen,
     }
 
 
