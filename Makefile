@@ -18,6 +18,7 @@ test: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/auto.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/harness.py
 	$(BIN)/python benchmarks/training.py

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fewshift import FewshiftError
 from fewshift.core.support import Support, Target, draw_support
@@ -18,6 +19,7 @@ from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.run import run, split
 from fewshift.lab.bench.sweep import missing, sweep
+from fewshift.methods.blend import Blend
 from fewshift.methods.lccs import LCCS
 from tests.helpers.bench import (
     CELL,
@@ -237,3 +239,26 @@ def test_networks_and_domains_are_loaded_once():
     for cell in CELLS:
         run(replace(cell, method="source", settings={}), materials)
     assert sorted(loads) == ["domain", "network"]
+
+
+def test_unlabelled_images_are_neither_support_nor_test(monkeypatch):
+    seen = []
+    fit = Blend.fit
+
+    def watched(method, network, target, seed=0):
+        seen.append(target.unlabelled.batch(torch.arange(len(target.unlabelled))))
+        return fit(method, network, target, seed)
+
+    monkeypatch.setattr(Blend, "fit", watched)
+    cell, materials = replace(CELL, method="blend", settings={}, unlabelled=20, max_test=40), tiny_materials()
+    run(cell, materials)
+    domain = materials.domain(cell)
+    known = torch.cat([domain.images(part) for part in split(domain, cell)])
+    assert len(seen[0]) == 20
+    assert not any(torch.equal(image, other) for image in seen[0] for other in known)
+
+
+def test_more_unlabelled_images_than_are_left_are_refused():
+    cell = replace(CELL, method="blend", settings={}, unlabelled=20)
+    with pytest.raises(FewshiftError, match="20 unlabelled images are wanted and 0 are neither"):
+        run(cell, tiny_materials())
