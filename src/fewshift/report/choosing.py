@@ -1,9 +1,9 @@
-"""What `auto` chose and why, and what it did with unlabelled images, as sentences."""
+"""What `auto` chose and why, and what it did with unlabelled images, as sentences and as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fewshift.report.prose import counted, sentence
 from fewshift.trust.choice import Choice, choose
@@ -51,3 +51,19 @@ def unlabelled(result: Adaptation) -> str:
         return "The unlabelled images differ in size from the support and were left out."
     shown = f"{100 * used['classes_shown']:.0f} %"
     return f"The unlabelled images were left out: in effect they show {shown} of the support's classes."
+
+
+def candidates(choice: Choice) -> list[dict[str, Any]]:
+    """Every candidate with what held-out images say of it: the share that is right, in percent, and the loss."""
+    return [
+        {
+            "name": name,
+            "right": held.gain().after,
+            "gain": held.gain().point,
+            "loss": float(held.losses.mean()),
+            "images": held.gain().images,
+            "large": name in choice.large,
+            "chosen": name == choice.chosen,
+        }
+        for name, held in choice.answers.items()
+    ]

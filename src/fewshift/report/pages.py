@@ -15,7 +15,7 @@ from fewshift import __version__
 from fewshift.core._files import whole
 from fewshift.core.method import Needs
 from fewshift.methods.catalog import METHODS
-from fewshift.report import figures, pictures
+from fewshift.report import choosing, figures, pictures
 from fewshift.report import prose as words
 from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, judged
 from fewshift.report.pictures import Picture
@@ -51,6 +51,7 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
         changes=words.changes(result),
         judged=held,
         facts=words.other_facts(result),
+        tried=[] if result.choice is None else choosing.candidates(result.choice),
         verdicts=(WRONG, RIGHT, STILL),
         tally=[f"{held.count(kind)} {kind}" for kind in (WRONG, RIGHT, STILL) if held.count(kind)] if held else [],
         most=MOST,

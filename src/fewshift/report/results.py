@@ -132,29 +132,13 @@ class Adaptation:
             "settings": self.method.settings(),
             "chosen": None if self.choice is None else self.choice.chosen,
             "why": choosing.chosen(self),
-            "candidates": [] if self.choice is None else candidates(self.choice),
+            "candidates": [] if self.choice is None else choosing.candidates(self.choice),
             "seconds": self.seconds,
             "notes": self.notes,
             "layers": [
                 {"name": layer.name, "skipped": layer.skipped, **(layer.details or {})} for layer in self.layers
             ],
         }
-
-
-def candidates(choice: Choice) -> list[dict[str, Any]]:
-    """Every candidate with what held-out images say of it: the share that is right, in percent, and the loss."""
-    return [
-        {
-            "name": name,
-            "right": held.gain().after,
-            "gain": held.gain().point,
-            "loss": float(held.losses.mean()),
-            "images": held.gain().images,
-            "large": name in choice.large,
-            "chosen": name == choice.chosen,
-        }
-        for name, held in choice.answers.items()
-    ]
 
 
 def _plain(calibration: Calibration) -> dict[str, Any]:
