@@ -205,3 +205,19 @@ def test_settings_are_part_of_the_method():
     assert replace(Auto(), size="small") == Auto(size="small")
     with pytest.raises(FewshiftError, match="size"):
         Auto(size="medium")
+
+
+@pytest.mark.parametrize("method", [QUICK, LCCS(epochs=1, grid=2), BlendAll(epochs=1)])
+def test_volumes_are_adapted_like_pictures(method):
+    class Volume(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn, self.fc = nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.Linear(4, 3)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.bn(self.conv(images)).relu().mean((2, 3, 4)))
+
+    images = torch.randn(9, 1, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    result = fewshift.adapt(Volume(), (images, torch.arange(9) % 3), method=method, accept="always", validate=None)
+    assert result.delta.bits
+    assert torch.isfinite(result.model(images)).all()

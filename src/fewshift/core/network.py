@@ -249,6 +249,14 @@ def like(model: nn.Module, images: Tensor) -> Tensor:
     return images
 
 
+def with_channels_last(model: nn.Module) -> nn.Module:
+    """`model`, with the weights of its 2d convolutions laid out like images with channels last; others stay."""
+    for tensor in chain(model.parameters(), model.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return model
+
+
 def channels_last(images: Tensor) -> Tensor:
     """Images with the channels of a pixel side by side in memory: faster for convolutions on a CPU."""
     return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images

@@ -18,7 +18,7 @@ from fewshift.core import _progress as progress
 from fewshift.core.losses import log_losses
 from fewshift.core.method import BlendSearch
 from fewshift.core.moments import Normal, merged, source_layers
-from fewshift.core.network import Network, channels_last, like, refuse_unadaptable
+from fewshift.core.network import Network, channels_last, like, refuse_unadaptable, with_channels_last
 from fewshift.core.reading import Reading, read_support, tied
 from fewshift.core.support import Support, Target, Unlabelled
 
@@ -178,4 +178,4 @@ def _by_image(logits: Sequence[Tensor]) -> list[Tensor]:
 def _in_float32(network: Network) -> nn.Module:
     model = network.with_tensors({}).requires_grad_(False)
     narrow = like(model, torch.empty(0)).dtype.itemsize < 4
-    return (model.float() if narrow else model).to(memory_format=torch.channels_last)
+    return with_channels_last(model.float() if narrow else model)

@@ -23,7 +23,16 @@ from fewshift.core.loop import fit
 from fewshift.core.losses import Loss, mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import Normal, merged, normalised, source_layers
-from fewshift.core.network import Network, batchnorm, channels_last, like, linear, logits_of, refuse_unadaptable
+from fewshift.core.network import (
+    Network,
+    batchnorm,
+    channels_last,
+    like,
+    linear,
+    logits_of,
+    refuse_unadaptable,
+    with_channels_last,
+)
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Blend, read_support, tied
 from fewshift.core.spans import Convex, Linear, Span, spanning_vectors
@@ -163,7 +172,7 @@ class LCCS(Method):
             model = model.to(torch.float64 if self._quirks.double else getattr(torch, str(self.adapt_dtype)))
         if like(model, torch.empty(0)).dtype != torch.float32:
             return network, replace(network, model=model), support.prepared(lambda images: like(model, images))
-        model = model.to(memory_format=torch.channels_last)  # in double precision it would be slower
+        model = with_channels_last(model)  # in double precision it would be slower
         support = support.prepared(lambda images: channels_last(like(model, images)))
         return network, replace(network, model=model), support
 
