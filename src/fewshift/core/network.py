@@ -253,7 +253,7 @@ def with_channels_last(model: nn.Module) -> nn.Module:
     """`model`, with the weights of its 2d convolutions laid out like images with channels last; others stay."""
     for tensor in chain(model.parameters(), model.buffers()):
         if tensor.ndim == 4:
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
     return model
 
 
