@@ -9,3 +9,7 @@ class FewshiftError(ValueError):
 
 class DivergedError(FewshiftError):
     """Gradient steps went astray; other candidates may do."""
+
+
+class NotFiniteError(FewshiftError):
+    """A layer sees NaN or infinity; other statistics may do."""

@@ -15,12 +15,12 @@ from fewshift.core.losses import log_losses
 from fewshift.core.reading import read, tied
 from fewshift.core.support import Unlabelled
 from fewshift.methods._blending import GRID
-from fewshift.methods._refining import last_weights
+from fewshift.methods._refining import Refinement, last_weights
 from fewshift.methods.auto import Auto
-from fewshift.methods.blend import Blend, BlendAll, BlendHead
+from fewshift.methods.blend import Blend, BlendAll, BlendHead, refined
 from fewshift.methods.lccs import LCCS
 from tests.core.test_reading import naive_apart
-from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street
+from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street, unsettle
 
 QUICK = Auto(epochs=1)
 
@@ -132,19 +132,98 @@ def test_auto_hands_over_the_candidate_that_it_names():
         assert torch.allclose(result.model(support.images), adapted(support.images) / temperature, atol=1e-5)
 
 
-def test_held_out_answers_of_tuned_networks_come_from_the_fold_that_left_them_out():
-    model, support = make_tiny(), make_support(6)
-    result = fewshift.adapt(model, support, method=QUICK, accept="always")
-    changed = Support(support.images.clone(), support.labels.clone())
-    fold = result.choice.answers["blend + all"].folds
-    mine = (fold == 0).nonzero().flatten()
-    changed.labels[mine] = (changed.labels[mine] + 1) % 3  # the labels of a fold have no say in its answers ...
-    v = result.notes["v"]
-    again = fewshift.adapt(model, changed, method=QUICK, accept="always")
-    if again.notes["v"] == v:  # ... but in v, the one number that all images choose
-        for name in ("blend + all", "blend + head"):
-            before, after = (part.choice.answers[name].adapted[mine] for part in (result, again))
-            assert before.shape == after.shape
+@pytest.mark.parametrize("name", ["head_held_out", "tuned_held_out"])
+def test_the_labels_of_a_fold_have_no_say_in_its_answers(name):
+    first, _ = refined(make_tiny(), Target(make_support(6)), QUICK, 0)
+    fold = first.folds[0]
+    labels = first.blend.support.targets.clone()
+    labels[fold] = (labels[fold] + 1) % 3
+    support = replace(first.blend.support, labels=labels)
+    other = Refinement(replace(first.blend, support=support), first.steps, first.prior)
+    other.__dict__["folds"] = first.folds  # those that the first labels gave
+    before, after = (torch.cat(getattr(part, name)()) for part in (first, other))
+    assert torch.equal(before[fold], after[fold])
+    assert not torch.equal(before, after)
+
+
+def test_an_image_unlike_all_others_does_not_blow_up_a_deep_network():
+    layers = [module for _ in range(30) for module in (nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU())]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)).eval()
+    images = make_support(2).images.clone()
+    images[0] *= 30
+    network = Network.of(model, images)
+    logits = read(network, [images], tied(network, 1.0), leave_out=True).logits[0]
+    assert float(logits.abs().max()) < 100
+    assert fewshift.adapt(model, Support(images, torch.arange(6) % 3), method=QUICK, accept="always").gain is not None
+
+
+def test_a_layer_that_folds_frames_into_its_batch_leaves_nothing_out():
+    class Frames(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn, self.fc = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            hidden = self.bn(self.conv(images.repeat_interleave(5, 0))).relu()
+            return self.fc(hidden.mean((2, 3)).view(len(images), 5, -1).mean(1))
+
+    support = make_support(3)
+    network = Network.of(unsettle(Frames()), support.images)
+    apart, together = (
+        read(network, [support.images], tied(network, 0.5), leave_out=way).logits[0] for way in (True, False)
+    )
+    assert torch.equal(apart, together)
+    assert fewshift.adapt(unsettle(Frames()), support, method=QUICK, accept="always").gain is not None
+
+
+def test_a_candidate_that_diverges_is_not_taken():
+    result = fewshift.adapt(make_tiny(), make_support(4), method=Auto(epochs=1, lr=1e10), validate=None)
+    assert result.choice.chosen != "blend + all"
+    assert all(torch.isfinite(tensor).all() for tensor in result.model.state_dict().values())
+
+
+def test_a_head_that_shares_its_weight_is_not_replaced():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_tiny(6)
+            self.again = nn.Linear(6, 6)
+            self.again.weight = self.inner.fc.weight
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.again(self.inner(images))
+
+    result = fewshift.adapt(Tied(), make_support(4, classes=6), method=QUICK, accept="always")
+    assert list(result.choice.answers) == ["blend"]
+    assert "only candidate" in result.to_json()["why"]
+
+
+def test_weights_that_were_not_trained_stay_bit_for_bit():
+    model = make_tiny()
+    adapted = BlendAll(epochs=1).adapt(model, Target(make_support(6)))
+    trained = {id(weight) for weight in last_weights(model, "fc", make_support(1), 0.75)}
+    for name, weight in model.named_parameters():
+        if id(weight) not in trained and not name.startswith("bn"):
+            assert torch.equal(weight, adapted.get_parameter(name))
+    assert torch.equal(model.bn1.running_mean, adapted.bn1.running_mean)
+
+
+@pytest.mark.parametrize(("classes_there", "used"), [(40, True), (5, False)])
+def test_a_fair_sample_of_many_classes_is_used_and_a_few_of_them_are_not(classes_there, used):
+    # 30 images cannot show more than three quarters of 40 classes, and that is not held against them
+    model = nn.Sequential(nn.BatchNorm1d(40), nn.Linear(40, 40)).eval()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(40))
+    rows = torch.eye(40) + 0.01 * torch.randn(40, 40, generator=torch.Generator().manual_seed(1))
+    support = Support(torch.cat([rows, rows]), torch.arange(40).repeat(2))
+    drawn = torch.randint(classes_there, (30,), generator=torch.Generator().manual_seed(0))
+    _, notes = refined(model, Target(support, Unlabelled(rows[drawn])), QUICK, 0)
+    assert notes["unlabelled"]["used"] is used
+
+
+def test_a_page_of_a_single_scene_is_written(tmp_path):
+    assert fewshift.adapt(street(), scenes(1), method=QUICK).report(tmp_path / "page.html").exists()
 
 
 def test_with_one_image_of_each_class_the_head_is_taken_and_the_body_held():

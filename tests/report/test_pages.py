@@ -247,7 +247,7 @@ def test_what_held_out_images_chose_is_told(folder: Path) -> None:
     answers = {"blend + all": HELD, "blend": replace(HELD, adapted=HELD.source)}
     choice = replace(Choice.of(answers), chosen="blend", large=("blend + all",))
     words = words_of(adaptation_page(with_evidence(choice=choice), folder / "chosen.html"))
-    assert re.search("Held-out images chose blend: .* right .blend . all", words)
+    assert re.search("Blend was taken: .* right .blend . all", words)
 
 
 def test_the_lines_to_copy_name_the_file(folder: Path) -> None:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewshift.core.network import Network, batchnorm
-from fewshift.errors import FewshiftError
+from fewshift.errors import FewshiftError, NotFiniteError
+
+LEAST_STD = 0.5  # of the pooled deviation, for that of the others when an image is left out
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ class Moments:
     def of_others(self, eps: float, images: int) -> Normal:
         """(images, C): for each image, the pooled statistics of all others.
 
-        A layer that is executed several times has the rows of its executions one after another.
+        A layer that is executed several times has the rows of its executions one after another. The deviation of the
+        others counts as no less than half of the pooled one: an image that is unlike all others would be blown up by
+        theirs, dominate the next layer, and so on through a deep network.
         """
         if images < 2:
             raise FewshiftError("a single image has no others to take statistics from: add an image")
@@ -77,7 +81,8 @@ class Moments:
         rest = own.sum(1, keepdim=True) - own
         mean = rest[1] / rest[0]
         var = (rest[2] / rest[0] - mean.square()).clamp(min=0)
-        return Normal(self.pooled_mean + mean, (var + eps).sqrt())
+        least = LEAST_STD * (self.pooled_var + eps).sqrt()
+        return Normal(self.pooled_mean + mean, torch.maximum((var + eps).sqrt(), least))
 
     def image_std(self, eps: float) -> Tensor:
         """(N, C): sqrt(unbiased spatial variance + eps) of each image; NaN where an image has one position."""
@@ -206,7 +211,7 @@ def normalising(network: Network, working: nn.Module, source: Mapping[str, Sourc
     def hook(name: str, module: _BatchNorm, inputs: Tensor) -> Tensor | None:
         seen = moments(inputs)
         if not (torch.isfinite(seen.mean).all() and torch.isfinite(seen.var).all()):
-            raise FewshiftError(f"the input of layer '{name}' is not finite: check the images' scale, or lower lr")
+            raise NotFiniteError(f"the input of layer '{name}' is not finite: check the images' scale, or lower lr")
         normal = rule(name, seen)
         return None if normal is None else normalise_with(module, source[name], normal, inputs)
 

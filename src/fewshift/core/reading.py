@@ -122,10 +122,14 @@ def read(
     repeated = {layer.name for layer in network.layers if (layer.calls or 1) > 1}
     route = ONE_BATCH if len(chunks) == 1 else LAYER_BY_LAYER if frugal else IN_STEP
     total = sum(map(len, chunks))
+    calls_of = {layer.name: layer.calls or 1 for layer in network.layers}
 
     def blended(name: str, seen: Moments) -> Normal:
         eps = source[name].eps
-        return source[name].blend(seen.of_others(eps, total) if leave_out else seen.normal(eps), blend[name])
+        # a layer that folds frames or tokens into its batch has other rows than images: nothing is left out there
+        runs, rest = divmod(len(seen.mean), total)
+        apart = leave_out and rest == 0 and runs <= calls_of[name]
+        return source[name].blend(seen.of_others(eps, total) if apart else seen.normal(eps), blend[name])
 
     def one_pass(held: Mapping[str, Moments]) -> tuple[dict[str, Moments], tuple[Answer, ...]]:
         """What each layer saw over all its calls, and the answers; layers in `held` normalise with what they hold."""

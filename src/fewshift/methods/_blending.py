@@ -7,6 +7,7 @@ the choice of the one number v.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from fewshift.core.moments import Normal, merged, source_layers
 from fewshift.core.network import Network, channels_last, like, refuse_unadaptable, with_channels_last
 from fewshift.core.reading import Reading, read_support, tied
 from fewshift.core.support import Support, Target, Unlabelled
+from fewshift.errors import FewshiftError, NotFiniteError
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 CENTRE = 0.2  # where v lies most often
@@ -67,7 +69,7 @@ class Blended:
     def search(self) -> BlendSearch | None:
         """What the search did for the labels of the support, each image judged without itself."""
         losses = {point["v"]: point["loss"] for point in self.curve}
-        if not self.support.kind.centroids or len(losses) < 2:
+        if not self.support.kind.centroids or len(losses) < 2 or 0.0 not in losses:
             return None
         return BlendSearch(self.v, losses[0.0], losses[self.v], len(self.support))
 
@@ -112,6 +114,8 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     `prior` is what v = 0 and v = 1 cost, in nats, against v = 0.2. It decides where a few images say nothing, and gives
     way to many. With pixel labels every image is evidence enough.
     """
+    if torch.is_inference_mode_enabled():
+        raise FewshiftError("adaptation needs gradients: call it outside torch.inference_mode()")
     network = Network.of(network, target.some_images(who, "support images"))
     refuse_unadaptable(network)
     support = target.need_support(who).checked(network.output)
@@ -122,10 +126,17 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     apart: dict[float, list[Tensor]] = {}
     features: dict[float, Tensor | None] = {}
     for v in progress.track((0.0,) if alone else GRID, "statistics"):
-        reading = read_support(working, support, tied(working, v), beside=beside, leave_out=not alone)
+        try:
+            reading = read_support(working, support, tied(working, v), beside=beside, leave_out=not alone)
+        except NotFiniteError:
+            if v == 0:
+                raise
+            continue  # this blend is none
         apart[v] = _by_image(reading.logits)[: len(support)]
         features[v] = None if reading.features is None else reading.features[: len(support)]
     curve = _curve(apart, support, torch.arange(len(support)))
+    if not curve:
+        raise FewshiftError("the network's logits are not finite: check the images' preprocessing")
     v = _best(curve, prior * support.kind.centroids, len(support))
     reading = read_support(working, support, tied(working, v), beside=beside)
     return Blended(network, working, support, beside, v, curve, apart, features[v], reading)
@@ -149,7 +160,7 @@ def _curve(apart: Mapping[float, Sequence[Tensor]], support: Support, rows: Tens
             pairs = zip(answers, labels, strict=True)
             losses = torch.cat([support.kind.losses(answer, label) for answer, label in pairs])
         points.append({"v": v, "loss": float(losses.double().mean())})
-    return points
+    return [point for point in points if math.isfinite(point["loss"])]
 
 
 def _best(curve: Sequence[Mapping[str, float]], prior: float, images: int) -> float:

@@ -30,6 +30,7 @@ from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Reading
 from fewshift.core.support import MINIBATCH as AT_ONCE
 from fewshift.core.support import Support
+from fewshift.errors import DivergedError
 from fewshift.methods._blending import Blended
 
 PULL = 2.0  # images' worth of the source's rows
@@ -40,6 +41,7 @@ LEAST_MIX = 0.6  # of the support's classes, in effect, that unlabelled images h
 LAST_PART = 0.75  # of the weights
 FROM_EPOCH = 3  # weights are averaged over the steps from here on
 CLIP = 5.0
+FAIR_SAMPLES = 20
 MINIBATCH = 16  # images, where an image has one label
 
 
@@ -68,15 +70,17 @@ class Refinement:
 
     @cached_property
     def head(self) -> str | None:
-        """The head, if a new one can be made: it is known, nothing follows it, and every class has an image.
+        """The head, if a new one can be made: it is known, its own, nothing follows it, and every class has an image.
 
-        With pixel labels gradient steps go through whatever follows, and an image without a class is the rule.
+        With pixel labels gradient steps go through whatever follows.
         """
         network, support = self.blend.working, self.blend.support
-        if network.head is None or not support.kind.centroids:
+        if network.head is None or len(support.counts) < (network.classes or 0) or _shared(network.model, network.head):
+            return None
+        if not support.kind.centroids:
             return network.head
-        complete = len(support.counts) == network.classes and self.blend.features is not None
-        return network.head if complete and gives_output(network.model, network.head, support.pictures) else None
+        last = self.blend.features is not None and gives_output(network.model, network.head, support.pictures)
+        return network.head if last else None
 
     # the head
 
@@ -95,7 +99,7 @@ class Refinement:
             shares = (own * F.normalize(beside, dim=1) @ leaning_rows(near, labels, source, PULL).T).softmax(1)
             more = shares.T @ F.normalize(beside, dim=1) / SUPPORT_WEIGHT
         rows = own * leaning_rows(near, labels, source, PULL, more)
-        if trained and kept.shots > 1:
+        if trained and self.blend.support.shots > 1:
             rows = trained_rows(F.normalize(near, dim=1), labels, rows, DECAY)
         length: Tensor = near.norm(dim=1).mean().clamp(min=1e-12)
         return rows / length
@@ -106,16 +110,22 @@ class Refinement:
         return linear(self.blend.working.model, self.blend.working.head).weight.flatten(1).double()
 
     def mix(self) -> float:
-        """How many classes the unlabelled images show, in effect, as a share of the support's classes."""
-        beside = self.blend.features_beside
-        if beside is None or self.head is None:
+        """How many classes the unlabelled images show, in effect, as a share of what a fair sample would show."""
+        blend = self.blend
+        if blend.beside is None or not blend.support.kind.centroids:
             return 1.0
-        rows = self.rows(self.blend.reading.features, self.blend.support, trained=False)
-        counts = (beside.double() @ rows.T).argmax(1).bincount().double()
-        shares = counts[counts > 0] / counts.sum()
-        # few images show few classes: Miller and Madow's correction of an entropy for that
-        entropy = float(-(shares * shares.log()).sum()) + (len(shares) - 1) / (2 * len(beside))
-        return math.exp(entropy) / len(self.blend.support.counts)
+        if self.head is None:
+            answers = torch.cat(blend.reading.logits)[len(blend.support) :]
+        else:
+            assert blend.features_beside is not None  # a head has features
+            rows = self.rows(blend.reading.features, blend.support, trained=False)
+            answers = blend.features_beside.double() @ rows.T
+        generator = torch.Generator().manual_seed(0)
+        fair = [
+            _effective(torch.randint(len(blend.support.counts), (len(answers),), generator=generator))
+            for _ in range(FAIR_SAMPLES)
+        ]
+        return min(1.0, _effective(answers.argmax(1)) * FAIR_SAMPLES / math.fsum(fair))
 
     def head_tensors(self) -> dict[str, Tensor]:
         """The head that all images give."""
@@ -178,11 +188,13 @@ class Refinement:
 
     def tuned_tensors(self) -> dict[str, Tensor]:
         """The mean of the tuned networks."""
-        states = [network.state_dict() for network in self.tuned]
+        first, *others = [network.state_dict() for network in self.tuned]
+        source = self.blend.working.model.state_dict()
         return {
-            name: torch.stack([state[name] for state in states]).mean(0)
-            for name, tensor in states[0].items()
-            if tensor.is_floating_point()
+            # around the first, so that equal tensors have exactly that as their mean
+            name: tensor + sum(((other[name] - tensor) for other in others), torch.zeros_like(tensor)) / len(self.tuned)
+            for name, tensor in first.items()
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not torch.equal(tensor, source[name])
         }
 
     def tuned_held_out(self) -> list[Tensor]:
@@ -225,6 +237,8 @@ class Refinement:
                 if taken:
                     weight.copy_(mean)
         model.requires_grad_(False)
+        if not all(torch.isfinite(weight).all() for weight in weights):
+            raise DivergedError("the weights of the last layers are no longer finite: lower lr")
         if kept.kind.centroids and self.head is not None:
             self._polish(model, self.head, kept)
         return model
@@ -246,7 +260,8 @@ class Refinement:
         answers: list[Tensor] = [torch.empty(0)] * len(self.blend.support)
         with torch.no_grad():
             for network, fold in zip(networks, self.folds, strict=True):
-                logits = [logits_of(network(images)) for images, _ in self.blend.support.part(fold).chunks()]
+                chunks = self.blend.support.part(fold).chunks(AT_ONCE if self.blend.support.kind.centroids else 1)
+                logits = [logits_of(network(images)) for images, _ in chunks]
                 rows = (row for part in logits for row in part.split(1))
                 for place, row in zip(fold.tolist(), rows, strict=True):
                     answers[place] = row
@@ -277,6 +292,21 @@ def last_weights(model: nn.Module, head: str | None, support: Support, part: flo
         chosen += own[name]
         held += sum(weight.numel() for weight in own[name])
     return list({id(weight): weight for weight in chosen}.values())
+
+
+def _shared(model: nn.Module, head: str) -> bool:
+    """Whether another layer uses a weight of the head."""
+    names: dict[int, set[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), set()).add(name)
+    return any(len(names[id(weight)]) > 1 for weight in linear(model, head).parameters())
+
+
+def _effective(classes: Tensor) -> float:
+    """How many classes occur, in effect: the exponential of the entropy of their shares."""
+    counts = classes.bincount().double()
+    shares = counts[counts > 0] / counts.sum()
+    return math.exp(float(-(shares * shares.log()).sum()))
 
 
 def _bounded(scale: float) -> float:

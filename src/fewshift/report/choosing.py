@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 def chosen(result: Adaptation) -> str:
     """Which candidate held-out images chose, where there was a choice; otherwise nothing."""
     choice = result.choice
-    if choice is None or len(choice.answers) < 2:
+    if choice is None:
         return ""
+    if len(choice.answers) < 2:
+        unseen = result.evidence.unseen
+        why = f": the support has no image of {unseen[0]}" if unseen else ": no last layer could be replaced"
+        return f"{sentence(choice.chosen)} was the only candidate{why}."
     right = {name: f"{held.gain().after:.1f} %" for name, held in choice.answers.items()}
     rest = ", ".join(f"{name} {right[name]}" for name in choice.allowed if name != choice.chosen)
     if not choice.decisive:
         said = f"{sentence(choice.chosen)} was taken: with one image of a class, held-out images cannot choose."
     elif rest:
-        said = f"Held-out images chose {choice.chosen}: {right[choice.chosen]} of them right ({rest})."
+        said = f"{sentence(choice.chosen)} was taken: {right[choice.chosen]} of held-out images right ({rest})."
     else:
         said = f"{sentence(choice.chosen)}: {right[choice.chosen]} of held-out images right."
     return f"{said}{_other_size(choice, right)}"
@@ -46,7 +50,9 @@ def unlabelled(result: Adaptation) -> str:
     if not used:
         return ""
     if used["used"]:
-        return f"{counted(used['images'], 'unlabelled image')} shared in the statistics and in the new classifier."
+        new = result.choice is not None and result.choice.chosen != "blend"
+        also = " and in the new classifier" if new and result.support and result.support.kind.centroids else ""
+        return f"{counted(used['images'], 'unlabelled image')} shared in the statistics{also}."
     if not used["images"]:
         return "The unlabelled images differ in size from the support and were left out."
     shown = f"{100 * used['classes_shown']:.0f} %"

@@ -26,14 +26,16 @@ class Picture:
 def learning(result: Adaptation) -> list[Picture]:
     """How the coefficients, and the classifier where it was trained, were found."""
     pictures = []
-    if curve := result.notes.get("grid"):
+    curve = result.notes.get("grid", [])
+    if len(curve) > 1:
         chosen, losses = result.notes["v"], {point["v"]: point["loss"] for point in curve}
         svg = figures.grid_curve(
             losses,
             chosen,
             key="grid",
-            alt=f"Loss on the support for {len(losses)} blends of statistics: {losses[0.0]:.3f} with the source's, "
-            f"{losses[1.0]:.3f} with the support's, {losses[chosen]:.3f} with the chosen v = {chosen:g}.",
+            alt=f"Loss on the support for {len(losses)} blends of statistics: {losses[min(losses)]:.3f} with the "
+            f"source's, {losses[max(losses)]:.3f} with the support's, {losses[chosen]:.3f} with the chosen "
+            f"v = {chosen:g}.",
         )
         caption = (
             "The start: loss for every blend of statistics, the same in all layers, from the source's (v = 0) to the "

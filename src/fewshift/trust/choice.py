@@ -64,7 +64,8 @@ def choose(answers: Mapping[str, HeldOut], rows: Tensor | None = None) -> str:
     """
     parts = answers if rows is None else {name: held.part(rows) for name, held in answers.items()}
     losses = {name: held.losses for name, held in parts.items()}
-    first, best = next(iter(losses)), min(losses, key=lambda name: float(losses[name].mean()))
+    finite = {name: rows for name, rows in losses.items() if torch.isfinite(rows).all()} or losses
+    first, best = next(iter(finite)), min(finite, key=lambda name: float(finite[name].mean()))
     change = by_image(parts[first].images, losses[best] - losses[first])
     return best if float(change.mean()) < -standard_error(change) else first
 

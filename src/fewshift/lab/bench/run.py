@@ -197,7 +197,12 @@ def _judged(task: _Task, stream: Sequence[Tensor], materials: Materials) -> Answ
     """Adapt as a user would, guard included, and predict with the network that was returned."""
     support = task.support()
     began = time.perf_counter()
-    result = adapt(task.network, support, method=task.method, validate=task.cell.validate, seed=task.cell.seed)
+    seen = task.unlabelled(torch.cat(list(stream))) if task.cell.unlabelled is not None else None
+    unlabelled = None if seen is None else _Lazy(task.domain, seen)
+    result = adapt(
+        task.network, support, method=task.method, unlabelled=unlabelled, validate=task.cell.validate,
+        seed=task.cell.seed,
+    )  # fmt: skip
     adapted = time.perf_counter()
     source = METHODS["source"]().adapt(task.network, Target()).to(memory_format=torch.channels_last)
 
