@@ -26,7 +26,11 @@ class Auto(Composite):
       could tell.
     - The last layers are trained from two images per class on. They make a large delta.
 
-    Unlabelled images share in the statistics and in the head, unless they lack classes that the support has.
+    Unlabelled images share in the statistics and in the head, unless they lack classes that the support has. A loss of
+    one's own is that of the gradient steps; v and the head go by cross-entropy.
+
+    `fewshift.adapt` and `fewshift bench` hand over the candidate that held-out images choose. `Auto().adapt`, which has
+    no judge, hands over the first that the support allows.
 
     - size: "any", or "small" = BatchNorm and head alone, a delta of kilobytes.
     - prior: that of `blend`; epochs, lr: those of `blend-all`.
