@@ -56,20 +56,37 @@ def leaning_rows(points: Tensor, labels: Tensor, source: Tensor, pull: float, mo
     many replace them, and no class gains from having more images than another. `more` (classes, features) is what
     other images add to the sum.
     """
-    members = F.one_hot(labels, len(source)).to(points).T
-    counts = members.sum(1)
-    typical = float(len(counts[counts > 0]) / (1 / counts[counts > 0]).sum())
-    means = members @ F.normalize(points, dim=1) / counts.clamp(min=1).unsqueeze(1)
-    return F.normalize(typical * means + pull * F.normalize(source.to(points), dim=1) + more, dim=1)
+    sums, counts = _class_sums(F.normalize(points, dim=1), labels, len(source))
+    means = sums / counts.clamp(min=1).unsqueeze(1)
+    return F.normalize(_harmonic(counts) * means + pull * F.normalize(source.to(points), dim=1) + more, dim=1)
 
 
 def scores_apart(points: Tensor, labels: Tensor, source: Tensor, pull: float) -> Tensor:
     """(N, classes): cosines of every image with the leaning rows that were made without it."""
-    rows = []
-    for place in range(len(points)):
-        rest = torch.arange(len(points)) != place
-        rows.append(F.normalize(points[place], dim=0) @ leaning_rows(points[rest], labels[rest], source, pull).T)
-    return torch.stack(rows)
+    units, towards = F.normalize(points, dim=1), pull * F.normalize(source.to(points), dim=1)
+    sums, counts = _class_sums(units, labels, len(source))
+    cosines = units.new_empty(len(units), len(source))
+    for label in labels.unique().tolist():  # without an image of this class the rows of all others are the same
+        mine = labels == label
+        left = counts.clone()
+        left[label] -= 1
+        others = F.normalize(_harmonic(left) * sums / left.clamp(min=1).unsqueeze(1) + towards, dim=1)
+        own = (sums[label] - units[mine]) / left[label].clamp(min=1)
+        cosines[mine] = units[mine] @ others.T
+        cosines[mine, label] = (units[mine] * F.normalize(_harmonic(left) * own + towards[label], dim=1)).sum(1)
+    return cosines
+
+
+def _class_sums(units: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """(classes, features) and (classes,): the sum of each class's rows, and how many there are."""
+    members = F.one_hot(labels, classes).to(units).T
+    return members @ units, members.sum(1)
+
+
+def _harmonic(counts: Tensor) -> float:
+    """The harmonic mean of those counts that are not zero; 0 if all are."""
+    some = counts[counts > 0]
+    return float(len(some) / (1 / some).sum()) if len(some) else 0.0
 
 
 def best_scale(cosines: Tensor, labels: Tensor) -> float:
