@@ -200,13 +200,20 @@ def test_a_head_that_shares_its_weight_is_not_replaced():
 
 
 def test_weights_that_were_not_trained_stay_bit_for_bit():
-    model = make_tiny()
+    model = make_tiny(width=12)
     adapted = BlendAll(epochs=1).adapt(model, Target(make_support(6)))
     trained = {id(weight) for weight in last_weights(model, "fc", make_support(1), 0.75)}
     for name, weight in model.named_parameters():
         if id(weight) not in trained and not name.startswith("bn"):
             assert torch.equal(weight, adapted.get_parameter(name))
     assert torch.equal(model.bn1.running_mean, adapted.bn1.running_mean)
+
+
+@pytest.mark.parametrize(("shots", "everything"), [(7, False), (8, True)])
+def test_from_eight_images_per_class_on_all_layers_are_trained(shots, everything):
+    model = make_tiny(width=12)  # its second convolution has four in five of the weights
+    adapted = BlendAll(epochs=1).adapt(model, Target(make_support(shots)))
+    assert torch.equal(model.conv1.weight, adapted.conv1.weight) is not everything
 
 
 @pytest.mark.parametrize(("classes_there", "used"), [(40, True), (5, False)])

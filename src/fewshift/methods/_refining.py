@@ -4,8 +4,9 @@ The head. Its rows are the directions of the classes, drawn towards the source's
 are trained a little, held near where they start. Unlabelled images add to a row by the probability of its class. With
 pixel labels the head is trained by gradient steps.
 
-The last layers, which hold three quarters of the weights, are trained with the blend's statistics held. That is done
-once for each fold, without it; the mean of those networks is the answer, and each has honest predictions for its fold.
+The last layers, which hold three quarters of the weights, are trained with the blend's statistics held; from eight
+images per class on, all layers are. That is done once for each fold, without it; the mean of those networks is the
+answer, and each has honest predictions for its fold.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ LEAST_SCALE, MOST_SCALE = 10.0, 40.0  # of cosines
 SUPPORT_WEIGHT = 3.0  # of a labelled image against an unlabelled one of the same class
 LEAST_MIX = 0.6  # of the support's classes, in effect, that unlabelled images have to show
 LAST_PART = 0.75  # of the weights
+MANY_SHOTS = 8  # images per class that are enough to train all layers
 FROM_EPOCH = 3  # weights are averaged over the steps from here on
 CLIP = 5.0
 FAIR_SAMPLES = 20
@@ -209,7 +211,8 @@ class Refinement:
             with torch.no_grad():
                 for name, tensor in self._written(rows).items():
                     model.get_parameter(name).copy_(tensor)
-        weights = last_weights(model, head, kept, LAST_PART)
+        many = kept.kind.centroids and self.blend.support.shots >= MANY_SHOTS
+        weights = last_weights(model, head, kept, 1.0 if many else LAST_PART)
         means = [torch.zeros_like(weight) for weight in weights]
         taken = 0
         optimizer = torch.optim.SGD([weight.requires_grad_(True) for weight in weights], lr=self.steps.lr, momentum=0.9)

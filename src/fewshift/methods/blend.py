@@ -75,8 +75,9 @@ class BlendHead(Refining):
 class BlendAll(Refining):
     """A blend, its head, and the last layers trained with the blend's statistics held.
 
-    The last layers hold three quarters of the weights. They are trained once for each third of the support, without it,
-    by SGD with momentum; the mean of these networks, over their last steps and over the thirds, is the answer.
+    The last layers hold three quarters of the weights; from eight images per class on, all layers are trained. That is
+    done once for each third of the support, without it, by SGD with momentum; the mean of these networks, over their
+    last steps and over the thirds, is the answer.
 
     - prior: that of `blend`.
     - epochs, lr: of each training.
