@@ -15,14 +15,15 @@ from fewshift.core.losses import log_losses
 from fewshift.core.reading import read, tied
 from fewshift.core.support import Unlabelled
 from fewshift.methods._blending import GRID
-from fewshift.methods._refining import Refinement, last_weights
+from fewshift.methods._refining import Refinement, Steps, last_weights
 from fewshift.methods.auto import Auto
 from fewshift.methods.blend import Blend, BlendAll, BlendHead, refined
 from fewshift.methods.lccs import LCCS
-from tests.core.test_reading import naive_apart
+from tests.core.test_leaving_out import naive_apart
 from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street, unsettle
 
 QUICK = Auto(epochs=1)
+STEPS = Steps(epochs=1, lr=2e-3, loss=F.cross_entropy, seed=0)
 
 
 def naive_v(model: nn.Module, support: Support, prior: float) -> float:
@@ -134,12 +135,12 @@ def test_auto_hands_over_the_candidate_that_it_names():
 
 @pytest.mark.parametrize("name", ["head_held_out", "tuned_held_out"])
 def test_the_labels_of_a_fold_have_no_say_in_its_answers(name):
-    first, _ = refined(make_tiny(), Target(make_support(6)), QUICK, 0)
+    first, _ = refined(make_tiny(), Target(make_support(6)), "blend-all", 2.0, STEPS)
     fold = first.folds[0]
     labels = first.blend.support.targets.clone()
     labels[fold] = (labels[fold] + 1) % 3
     support = replace(first.blend.support, labels=labels)
-    other = Refinement(replace(first.blend, support=support), first.steps, first.prior)
+    other = Refinement(replace(first.blend, support=support), STEPS)
     other.__dict__["folds"] = first.folds  # those that the first labels gave
     before, after = (torch.cat(getattr(part, name)()) for part in (first, other))
     assert torch.equal(before[fold], after[fold])
@@ -225,7 +226,7 @@ def test_a_fair_sample_of_many_classes_is_used_and_a_few_of_them_are_not(classes
     rows = torch.eye(40) + 0.01 * torch.randn(40, 40, generator=torch.Generator().manual_seed(1))
     support = Support(torch.cat([rows, rows]), torch.arange(40).repeat(2))
     drawn = torch.randint(classes_there, (30,), generator=torch.Generator().manual_seed(0))
-    _, notes = refined(model, Target(support, Unlabelled(rows[drawn])), QUICK, 0)
+    _, notes = refined(model, Target(support, Unlabelled(rows[drawn])), "blend", 2.0, STEPS)
     assert notes["unlabelled"]["used"] is used
 
 

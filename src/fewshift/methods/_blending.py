@@ -37,6 +37,7 @@ class Blended:
     working: Network  # to adapt with, in float32 or more, channels last
     support: Support  # likewise
     beside: Tensor | None  # unlabelled images that share in the statistics
+    prior: float  # in nats, with which v was chosen
     v: float
     curve: Sequence[Mapping[str, float]]
     apart: Mapping[float, Sequence[Tensor]]  # v -> logits of each image, normalised without itself
@@ -73,14 +74,13 @@ class Blended:
             return None
         return BlendSearch(self.v, losses[0.0], losses[self.v], len(self.support))
 
-    def held_out(self, folds: Sequence[Tensor], prior: float) -> list[Tensor]:
+    def held_out(self, folds: Sequence[Tensor]) -> list[Tensor]:
         """For each image, its logits apart under the v that the images of other folds choose."""
         answers = list(self.apart[self.v])
         for fold in folds:
             rest = torch.ones(len(self.support), dtype=torch.bool)
             rest[fold] = False
-            curve = _curve({v: self.apart[v] for v in self.apart}, self.support, rest.nonzero().flatten())
-            chosen = _best(curve, prior * self.support.kind.centroids, int(rest.sum()))
+            chosen = _best(_curve(self.apart, self.support, rest.nonzero().flatten()), self.prior, int(rest.sum()))
             for place in fold.tolist():
                 answers[place] = self.apart[chosen][place]
         return answers
@@ -108,7 +108,7 @@ class Blended:
         return {"v": self.v, "grid": [dict(point) for point in self.curve], "statistics": self.reading.route}
 
 
-def blended(network: nn.Module | Network, target: Target, who: str, prior: float, *, unlabelled: bool) -> Blended:
+def blended(network: nn.Module | Network, target: Target, who: str, prior: float) -> Blended:
     """Choose v by the labels of the support, each image normalised without itself; then read all images under it.
 
     `prior` is what v = 0 and v = 1 cost, in nats, against v = 0.2. It decides where a few images say nothing, and gives
@@ -121,7 +121,8 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     support = target.need_support(who).checked(network.output)
     working = replace(network, model=_in_float32(network))
     support = support.prepared(lambda images: channels_last(like(working.model, images)))
-    beside = _beside(working, support, target.unlabelled) if unlabelled and target.unlabelled is not None else None
+    beside = None if target.unlabelled is None else _beside(working, support, target.unlabelled)
+    prior = prior if support.kind.centroids else 0.0
     alone = len(support) + (0 if beside is None else len(beside)) < 2
     apart: dict[float, list[Tensor]] = {}
     features: dict[float, Tensor | None] = {}
@@ -137,9 +138,9 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     curve = _curve(apart, support, torch.arange(len(support)))
     if not curve:
         raise FewshiftError("the network's logits are not finite: check the images' preprocessing")
-    v = _best(curve, prior * support.kind.centroids, len(support))
+    v = _best(curve, prior, len(support))
     reading = read_support(working, support, tied(working, v), beside=beside)
-    return Blended(network, working, support, beside, v, curve, apart, features[v], reading)
+    return Blended(network, working, support, beside, prior, v, curve, apart, features[v], reading)
 
 
 def normals_of(network: Network, reading: Reading, v: float) -> dict[str, Normal]:

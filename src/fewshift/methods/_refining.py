@@ -63,7 +63,6 @@ class Refinement:
 
     blend: Blended
     steps: Steps
-    prior: float
 
     @cached_property
     def folds(self) -> list[Tensor]:

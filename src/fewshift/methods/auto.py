@@ -12,6 +12,7 @@ from torch import Tensor
 from fewshift.core.method import Composite, Needs, Proposal, Proposals
 from fewshift.core.network import Network
 from fewshift.core.support import Target
+from fewshift.methods._refining import Steps
 from fewshift.methods.blend import Blend, BlendAll, fitted, refined
 
 BLEND, HEAD, ALL = "blend", "blend + head", "blend + all"
@@ -56,7 +57,8 @@ class Auto(Composite):
 
     def proposals(self, network: Network, target: Target, seed: int) -> Proposals:
         """The blend, and what this support can teach on top of it."""
-        refinement, used = refined(network, target, self, seed)
+        steps = Steps(self.epochs, self.lr, target.cost, seed)
+        refinement, used = refined(network, target, self.name, self.prior, steps)
         blend = refinement.blend
 
         def proposal(
@@ -64,7 +66,7 @@ class Auto(Composite):
         ) -> Proposal:
             return Proposal(name, lambda: fitted(blend, tensors(), used), held_out, small=name != ALL)
 
-        candidates = [proposal(BLEND, dict, partial(blend.held_out, refinement.folds, self.prior))]
+        candidates = [proposal(BLEND, dict, partial(blend.held_out, refinement.folds))]
         if refinement.head is not None:
             candidates.insert(0, proposal(HEAD, refinement.head_tensors, refinement.head_held_out))
             if blend.support.shots > 1:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ class Blend(Method):
     """The source's statistics blended with the target's, in one share v for all layers.
 
     v is chosen by the labels of the support, each image normalised with the statistics of the others, under the best
-    temperature. Unlabelled images, if there are any, share in the statistics.
+    temperature. Unlabelled images, if there are any, share in the statistics, unless they lack classes.
 
     - prior: what v = 0 and v = 1 cost, in nats, against v = 0.2; with few images it decides, with many it gives way.
     """
@@ -35,7 +35,8 @@ class Blend(Method):
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Search v and write the blend into the network."""
-        return fitted(blended(network, target, self.name, self.prior, unlabelled=True), {}, {})
+        refinement, used = refined(network, target, self.name, self.prior, Steps(0, 0.0, target.cost, seed))
+        return fitted(refinement.blend, {}, used)
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,14 @@ class Refining(Method):
     paper: ClassVar[str] = "-"
     needs: ClassVar[Needs] = Needs.SUPPORT
 
-    prior: float = 2.0
+    prior: float = Blend.prior
     epochs: int = 8
     lr: float = 2e-3
+
+    def refined(self, network: nn.Module | Network, target: Target, seed: int) -> tuple[Refinement, dict[str, Any]]:
+        """The blend to build on, and what became of unlabelled images."""
+        steps = Steps(self.epochs, self.lr, target.cost, seed)
+        return refined(network, target, self.name, self.prior, steps)
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class BlendHead(Refining):
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Search v, then make the head."""
-        refinement, used = refined(network, target, self, seed)
+        refinement, used = self.refined(network, target, seed)
         need_head(refinement, self.name)
         return fitted(refinement.blend, refinement.head_tensors(), used)
 
@@ -88,39 +94,23 @@ class BlendAll(Refining):
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Search v, make the head, train the last layers."""
-        refinement, used = refined(network, target, self, seed)
+        refinement, used = self.refined(network, target, seed)
         return fitted(refinement.blend, refinement.tuned_tensors(), used)
 
 
-class Blending(Protocol):
-    """A method with the settings of a refinement."""
-
-    name: ClassVar[str]
-
-    @property
-    def prior(self) -> float: ...  # noqa: D102
-    @property
-    def epochs(self) -> int: ...  # noqa: D102
-    @property
-    def lr(self) -> float: ...  # noqa: D102
-
-
 def refined(
-    network: nn.Module | Network, target: Target, method: Blending, seed: int
+    network: nn.Module | Network, target: Target, who: str, prior: float, steps: Steps
 ) -> tuple[Refinement, dict[str, Any]]:
     """The blend to build on, and what became of unlabelled images."""
-
-    def refinement(*, unlabelled: bool) -> Refinement:
-        blend = blended(network, target, method.name, method.prior, unlabelled=unlabelled)
-        return Refinement(blend, Steps(method.epochs, method.lr, target.cost, seed), method.prior)
-
-    first = refinement(unlabelled=True)
+    first = Refinement(blended(network, target, who, prior), steps)
     if target.unlabelled is None:
         return first, {}
     count = 0 if first.blend.beside is None else len(first.blend.beside)
     mix = first.mix()
     used = {"unlabelled": {"images": count, "classes_shown": mix, "used": bool(count) and mix >= LEAST_MIX}}
-    return (first if mix >= LEAST_MIX else refinement(unlabelled=False)), used
+    if mix >= LEAST_MIX:
+        return first, used
+    return Refinement(blended(network, replace(target, unlabelled=None), who, prior), steps), used
 
 
 def fitted(blend: Blended, tensors: dict[str, Tensor], notes: dict[str, Any]) -> Fitted:
