@@ -33,7 +33,8 @@ class Cell:
     The support of `largest_support` shots is left out of the test images, so that all rows of a table share one test
     set. `max_test` caps that set, drawn with a fixed seed. `damage` is done to the support (see `damage.py`).
     `validate` judges the adaptation as `adapt` does: if it is rejected, the source network predicts. `unlabelled` is
-    how many images the method sees without labels; none of them is a test image.
+    how many images the method sees without labels; none of them is a test image. `corruption` is done to all images of
+    the target (see `lab/datasets/corruptions.py`).
     """
 
     dataset: str
@@ -49,6 +50,7 @@ class Cell:
     damage: str | None = None
     validate: str | None = None
     unlabelled: int | None = None
+    corruption: str | None = None
 
     @property
     def key(self) -> str:

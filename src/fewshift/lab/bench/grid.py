@@ -17,6 +17,7 @@ from fewshift.lab.bench.cell import OWN_SOURCE, Cell, current_method, current_na
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.damage import DAMAGES
 from fewshift.lab.datasets.catalog import COLLECTIONS
+from fewshift.lab.datasets.corruptions import CORRUPTIONS
 from fewshift.methods.catalog import METHODS
 
 MEASURES = ("score", "v", "adapt_seconds", "epoch_seconds")
@@ -85,6 +86,7 @@ ROW_KINDS = {
     "validate": _one_of(VALIDATIONS),
     "settings": Kind("a table of settings, such as {epochs = 5}", lambda value: isinstance(value, dict)),
     "unlabelled": COUNT,
+    "corruptions": Kind(f'a list of different corruptions, such as ["{CORRUPTIONS[0]}"]', _list_of(_word)),
     "shots": Kind("a list of different whole numbers from 1, such as [1, 5]", _list_of(_whole(1))),
     "conditions": Kind("a list of tables, such as [{batch_size = 8}]", _list_of(lambda value: isinstance(value, dict))),
     "paper": Kind("values by target, such as {sketch = 67.0}", _printed),
@@ -120,6 +122,7 @@ class GridRow:
     damage: str = ""  # to its supports
     validate: str = ""  # how its adaptations are judged
     unlabelled: int | None = None  # how many images it sees without labels
+    corruptions: tuple[str, ...] = ()  # of the target's images, one cell for each
     paper: Mapping[str, Any] | None = None
 
     @property
@@ -187,7 +190,7 @@ class Grid:
         ]
 
     def cells_at(self, row: GridRow, column: TargetColumn, shots: int | None, condition: Condition) -> list[Cell]:
-        """The experiments behind one entry of the table: one for each seed."""
+        """The experiments behind one entry of the table: one for each seed, and each corruption of the row."""
         return [
             Cell(
                 dataset=column.dataset,
@@ -203,8 +206,9 @@ class Grid:
                 damage=row.damage or None,
                 unlabelled=row.unlabelled,
                 validate=row.validate or (self.validate if row.shots else "") or None,
+                corruption=corruption,
             )
-            for seed in self.seeds
+            for corruption, seed in product(row.corruptions or (None,), self.seeds)
         ]
 
 
@@ -251,8 +255,12 @@ def _row(path: Path, data: dict[str, Any]) -> GridRow:
             values["conditions"] = tuple(Condition(**condition) for condition in values["conditions"])
         except FewshiftError as error:
             raise FewshiftError(f"{path} has an impossible condition: {error}") from error
-    if "shots" in values:
-        values["shots"] = tuple(values["shots"])
+    for name in ("shots", "corruptions"):
+        if name in values:
+            values[name] = tuple(values[name])
+    for corruption in values.get("corruptions", ()):
+        if corruption not in CORRUPTIONS:
+            raise FewshiftError(f"{path} has the corruption '{corruption}': choose one of {', '.join(CORRUPTIONS)}")
     row = GridRow(**values)
     _check_shots(path, row)
     return row
@@ -307,7 +315,7 @@ def _check(path: Path, grid: Grid) -> None:
 
 
 def _check_dense(path: Path, grid: Grid, dataset: str) -> None:
-    for name in ("validate", "damage", "target"):
+    for name in ("validate", "damage", "target", "corruptions"):
         if any(getattr(part, name, "") for part in (grid, *grid.rows)):
             raise FewshiftError(
                 f"{path} has {name}, which needs image labels, but {dataset} has pixel labels: leave it out"

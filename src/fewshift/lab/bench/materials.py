@@ -21,6 +21,7 @@ from fewshift.lab.bench.scenes import SceneSplit
 from fewshift.lab.datasets import digits, scene_layouts
 from fewshift.lab.datasets.catalog import find_collection
 from fewshift.lab.datasets.copies import listed, load_domain, load_scenes, load_validation
+from fewshift.lab.datasets.corruptions import corrupted
 from fewshift.lab.datasets.domain import Domain, joined
 from fewshift.lab.training.gather import split
 from fewshift.models import libraries as models
@@ -40,6 +41,7 @@ class Materials:
     load_domain: Callable[[Cell], Domain]
     load_split: Callable[[Cell], SceneSplit | None] = lambda _: None
     _kept: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    _corrupted: tuple[Domain, str, Domain] | None = None  # the newest alone
     _fit: tuple[str, Any] | None = None  # the newest alone: a sweep runs cells that share a fit one after the other
 
     def network(self, cell: Cell) -> nn.Module:
@@ -49,7 +51,12 @@ class Materials:
     def domain(self, cell: Cell) -> Domain:
         """The target domain of a cell."""
         # the source too: its card says how images are preprocessed
-        return self._once(("domain", cell.dataset, cell.target, cell.source), self.load_domain, cell)
+        clean = self._once(("domain", cell.dataset, cell.target, cell.source), self.load_domain, cell)
+        if cell.corruption is None:
+            return clean
+        if self._corrupted is None or self._corrupted[0] is not clean or self._corrupted[1] != cell.corruption:
+            self._corrupted = clean, cell.corruption, corrupted(clean, cell.corruption)
+        return self._corrupted[2]
 
     def scenes(self, cell: Cell) -> SceneSplit | None:
         """The target of a cell with pixel labels; None for image labels."""
@@ -64,7 +71,7 @@ class Materials:
 
     def source_answers(self, cell: Cell, indices: Tensor, predict: Callable[[Tensor], Tensor]) -> Tensor:
         """The source network's row for each image; an image that several cells share is predicted once."""
-        known: dict[int, Tensor] = self._kept.setdefault(("answers", cell.dataset, cell.target, cell.source), {})
+        known: dict[int, Tensor] = self._kept.setdefault(_answers_key(cell), {})
         new = [index for index in indices.tolist() if index not in known]
         if new:
             known.update(zip(new, predict(torch.tensor(new)), strict=True))
@@ -75,6 +82,10 @@ class Materials:
             self._kept[key] = load(cell)
         kept: T = self._kept[key]
         return kept
+
+
+def _answers_key(cell: Cell) -> tuple[str, ...]:
+    return "answers", cell.dataset, cell.target, cell.source, cell.corruption or ""
 
 
 def open_materials(data_root: str | None, weights: str | None) -> Materials:
