@@ -73,7 +73,7 @@ def adapt(
     `method` is a name or a method; "auto" is our best answer. Its `size` is "any", or "small" for a delta of kilobytes:
     BatchNorm and the head alone. `validate` is where the evidence comes from: "cv" (the
     support, cross-validated), "loo" (one image left out at a time), labelled images of the target that are not in the
-    support, or None. `accept` is the guard: "not-worse" (something speaks for it, nothing against it), "better", a
+    support, or None. `accept` is the guard: "not-worse" (the evidence for it is stronger than chance), "better", a
     number of points that the whole interval has to exceed, a callable that takes the gain, or "always". A rejected
     adaptation comes back as the source network.
 

@@ -120,7 +120,7 @@ def with_evidence(
     """An adaptation as if these had been its held-out predictions, on these pixels."""
     evidence = Evidence(held.gain(weak=weak), held, weakness=Weakness.ONE_SHOT if weak else None)
     pictures = Support(STEPS.normalise(BYTES), torch.arange(6) % 3, EVIL)
-    known = {"verdict": Verdict(True, Rule.LIKELIHOOD), "support": pictures, "preprocess": STEPS}
+    known = {"verdict": Verdict(True, Rule.STRENGTH), "support": pictures, "preprocess": STEPS}
     return replace(result or bare(), evidence=evidence, calibration=calibration_of(held), **(known | facts))
 
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 import fewshift
-from fewshift.core.method import BlendSearch
 from fewshift.report import prose
 from fewshift.report.prose import times_as_likely
 from fewshift.trust.calibration import Calibration, NotApplied
 from fewshift.trust.gain import gain_from
-from fewshift.trust.guard import Evidence, Fact, Missing, Rule, Verdict, Weakness, decide
+from fewshift.trust.guard import Evidence, Fact, Missing, Rule, Strength, Verdict, Weakness, decide
 from fewshift.trust.held_out import ImageAnswers
 from fewshift.trust.shift import LayerShift, Shift
 from tests.helpers.networks import make_support, make_tiny
@@ -22,9 +21,9 @@ from tests.helpers.networks import make_support, make_tiny
 HELD = ImageAnswers(*(torch.zeros(1, dtype=torch.long),) * 3, *(torch.zeros(1, 3),) * 2)
 CHANGE = torch.tensor([1.0, 1, 1, -1, 0, 0, 0, 0])
 GAIN = gain_from(torch.arange(8), CHANGE * 0, CHANGE, CHANGE * 0)
-BLEND = BlendSearch(0.4, 1.0, 0.5, 6)  # 3 nats: e^3 = 20.1
+SHIFT = Shift((), 2.0, 1.5, images=8, total=8)
 EVERYTHING = Evidence(
-    GAIN, HELD, weakness=Weakness.ONE_SHOT, blend=BLEND, agreement=0.83, unseen=("otter",), new_classifier=False
+    GAIN, HELD, weakness=Weakness.ONE_SHOT, shift=SHIFT, agreement=0.83, unseen=("otter",), new_classifier=False
 )
 
 
@@ -55,7 +54,7 @@ def test_a_gain_has_its_counts_and_its_interval():
     [
         (Fact.GAIN, ["+25.0 points"]),
         (Fact.WEAKNESS, ["weak evidence", "single image"]),
-        (Fact.BLEND, ["40 %", "6 labels", "20.1 times as likely"]),
+        (Fact.SHIFT, ["clearly unlike", "training"]),
         (Fact.AGREEMENT, ["83 %", "at most 17 points"]),
         (Fact.UNSEEN, ["no image of otter", "source's classifier was kept"]),
     ],
@@ -86,8 +85,11 @@ def test_missing_evidence_has_its_reason_in_the_verdict(missing):
         (Verdict(False, Rule.UNSEEN_CLASSES), ["rejected", "no image of otter"]),
         (Verdict(False, Rule.THRESHOLD, 5.0), ["rejected", "+25.0 points", "not above 5"]),
         (Verdict(True, Rule.POINT), ["accepted", "+25.0 points"]),
-        (Verdict(True, Rule.LIKELIHOOD), ["accepted", "+25.0 points", "20.1 times", "single image"]),
-        (Verdict(False, Rule.LIKELIHOOD, against=True), ["rejected", "evidence is against"]),
+        (
+            Verdict(True, Rule.STRENGTH, strength=Strength(2, 3, 8)),
+            ["accepted", "+25.0 points", "1.0 times", "clearly unlike"],
+        ),
+        (Verdict(False, Rule.STRENGTH, strength=Strength(-3, None, 8)), ["rejected", "evidence is against"]),
     ],
 )
 def test_the_reason_names_what_decided(verdict, words):
@@ -97,7 +99,7 @@ def test_the_reason_names_what_decided(verdict, words):
 
 def test_what_the_reason_says_is_not_said_again():
     result = fewshift.adapt(make_tiny(), make_support(5), method="adabn", unlabelled=make_support(3, seed=5).images)
-    assert result.verdict.rule is Rule.LIKELIHOOD
+    assert result.verdict.rule is Rule.STRENGTH
     (agreement,) = prose.other_facts(result)
     assert agreement not in result.reason
     assert "unlabelled images" in agreement

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from scipy import stats
 
 import fewshift
-from fewshift import LCCS, METHODS, FewshiftError, Support, Target
-from fewshift.core.method import BlendSearch
+from fewshift import METHODS, FewshiftError, Support
 from fewshift.methods.auto import Auto
 from fewshift.methods.finetune import L2
 from fewshift.trust.gain import Gain, gain_from
-from fewshift.trust.guard import CLEAR, Evidence, Fact, Missing, Rule, Weakness, decide
+from fewshift.trust.guard import SURE, Evidence, Fact, Missing, Rule, Strength, Weakness, decide
 from fewshift.trust.held_out import ImageAnswers, PixelAnswers
+from fewshift.trust.shift import Shift
 from tests.helpers.networks import make_support, make_tiny, mixed_sizes, same_state, scenes, state, street
 
 SUPPORT = make_support(5)
@@ -43,9 +41,7 @@ def evidence(changes: list[float], **facts: object) -> Evidence:
     ("accept", "changes", "accepted", "rule"),
     [
         ("always", [-1] * 9, True, Rule.ALWAYS),
-        ("not-worse", [1] * 9, True, Rule.LIKELIHOOD),
-        ("not-worse", [1, 1, -1, 0, 0, 0], False, Rule.LIKELIHOOD),
-        ("not-worse", [-1, -1, 1, 0, 0, 0], False, Rule.LIKELIHOOD),
+        ("not-worse", [1, 1, -1, 0, 0, 0], False, Rule.STRENGTH),
         ("better", [1] * 20, True, Rule.THRESHOLD),
         ("better", [1, -1, 1, 0, 0, 0], False, Rule.THRESHOLD),
         (50, [1] * 30, True, Rule.THRESHOLD),
@@ -60,36 +56,68 @@ def test_the_guard_decides_by_the_rule_it_was_asked_for(accept, changes, accepte
     assert (verdict.accepted, verdict.rule) == (accepted, rule)
 
 
-CLEARLY, HARDLY = BlendSearch(0.4, 1.0, 0.65, 10), BlendSearch(0.4, 1.0, 0.75, 10)  # 3.5 and 2.5 nats
+def seen(score: float, threshold: float = 1.5) -> Shift:
+    return Shift((), score, threshold, images=10, total=10)
+
+
+def spread_losses(mean: float, deviation: float, count: int) -> Gain:
+    """A gain whose losses change by `mean` on average, with this deviation between images."""
+    losses = torch.tensor([mean - deviation, mean + deviation] * (count // 2), dtype=torch.float64)
+    losses = mean + (losses - mean) * math.sqrt((count - 1) / count)  # the deviation of a sample
+    return gain_from(torch.arange(count), losses * 0, losses * 0, losses)
 
 
 @pytest.mark.parametrize(
-    ("changes", "loss", "blend", "accepted", "against"),
+    ("loss", "shift", "together"),
     [
-        ([0] * 10, -0.35, None, True, False),  # held-out labels are exp(3.5) times as likely
-        ([0] * 10, -0.25, None, False, False),  # exp(2.5): no more than a hint
-        ([0] * 10, 0.0, CLEARLY, True, False),
-        ([0] * 10, 0.0, HARDLY, False, False),
-        ([0] * 10, 0.35, CLEARLY, False, True),  # held-out labels speak against what the support's own say
-        ([-1] * 8 + [0] * 2, -1.0, CLEARLY, False, True),  # and so do predictions
-        ([1, 0, 0, -1, 0, 0], 0.1, CLEARLY, True, False),  # a hint against it is no more than that either
+        # 20 images: 20 * 0.5 nats over sqrt(20 * 1 + 1); then 4/5 and 1/5 of the weight
+        (-0.5, None, 10 / math.sqrt(21)),
+        (-0.5, seen(1.0), math.sqrt(0.8) * 10 / math.sqrt(21)),
+        (-0.5, seen(1.5), math.sqrt(0.8) * 10 / math.sqrt(21) + math.sqrt(0.2) * 1.645),
+        (0.0, seen(9.0), math.sqrt(0.2) * 4.0),  # a huge shift counts for four errors
+        (0.5, seen(9.0), -math.sqrt(0.8) * 10 / math.sqrt(21) + math.sqrt(0.2) * 4.0),
     ],
 )
-def test_something_has_to_speak_for_the_adapted_network_and_nothing_against_it(changes, loss, blend, accepted, against):
-    verdict = decide("not-worse", evidence(changes, loss=loss, blend=blend))
+def test_labels_and_shift_add_up_by_their_weights(loss, shift, together):
+    assert Strength.of(spread_losses(loss, 1.0, 20), shift).together == pytest.approx(together)
+
+
+def test_a_guard_that_sees_chance_alone_accepts_once_in_twenty_times():
+    generator = torch.Generator().manual_seed(0)
+    accepted = []
+    for _ in range(2000):
+        losses = 3 * torch.randn(35, generator=generator, dtype=torch.float64)
+        chance = 1 + 0.5 * float(torch.randn((), generator=generator)) / 1.645  # a deviation of one error
+        accepted.append(
+            Strength.of(gain_from(torch.arange(35), losses * 0, losses * 0, losses), seen(chance)).together > SURE
+        )
+    assert 0.04 < sum(accepted) / len(accepted) < 0.065
+
+
+@pytest.mark.parametrize(
+    ("loss", "shift", "accepted", "against"),
+    [
+        (-0.8, seen(1.0), True, False),  # the labels alone
+        (-0.3, seen(1.0), False, False),
+        (-0.3, seen(2.0), True, False),  # a hint, and a clear shift
+        (0.0, seen(2.0), False, False),  # with many labels a shift alone is not enough
+        (0.8, seen(2.0), False, True),
+    ],
+)
+def test_labels_and_shift_decide_together(loss, shift, accepted, against):
+    verdict = decide("not-worse", Evidence(spread_losses(loss, 1.0, 20), OF_IMAGES, shift=shift))
     assert (verdict.accepted, verdict.against) == (accepted, against)
 
 
-def test_one_free_number_is_clear_by_chance_in_14_of_1000_cases():
-    # twice the log of a ratio of likelihoods follows chi-squared with one degree of freedom
-    assert stats.chi2.sf(2 * CLEAR, 1) == pytest.approx(0.014, abs=1e-3)
+def test_with_few_images_a_clear_shift_decides_where_labels_are_silent():
+    silent = gain(*[0] * 7)
+    assert decide("not-worse", Evidence(silent, OF_IMAGES, shift=seen(2.5))).accepted
+    assert not decide("not-worse", Evidence(silent, OF_IMAGES, shift=seen(1.2))).accepted
 
 
-@pytest.mark.parametrize(("nats", "accepted"), [(9, False), (11, True)])
-def test_weak_evidence_needs_a_nat_for_each_image(nats, accepted):
-    weak = replace(gain(*[0] * 10), weak=True)
-    blend = BlendSearch(0.4, 2.0, 2.0 - nats / 10, 10)
-    assert decide("not-worse", Evidence(weak, OF_IMAGES, blend=blend)).accepted is accepted
+def test_images_of_few_classes_are_unlike_the_source_anyway_and_their_shift_does_not_count():
+    skewed = Evidence(gain(*[0] * 7), OF_IMAGES, shift=seen(2.5), weakness=Weakness.FEW_CLASSES)
+    assert not decide("not-worse", skewed).accepted
 
 
 @pytest.mark.parametrize(
@@ -118,9 +146,9 @@ def test_without_evidence_only_the_mild_guard_accepts_and_only_where_none_could_
 
 
 def test_a_verdict_names_facts_that_the_evidence_has():
-    known = evidence([0] * 10, blend=CLEARLY, weakness=Weakness.ONE_SHOT, agreement=0.9)
-    assert set(known.facts) == {Fact.GAIN, Fact.BLEND, Fact.WEAKNESS, Fact.AGREEMENT}
-    assert set(known.facts) - set(decide("not-worse", known).grounds) == {Fact.AGREEMENT}
+    known = evidence([0] * 10, shift=seen(1.2), weakness=Weakness.ONE_SHOT, agreement=0.9)
+    assert set(known.facts) == {Fact.GAIN, Fact.SHIFT, Fact.WEAKNESS, Fact.AGREEMENT}
+    assert set(known.facts) - set(decide("not-worse", known).grounds) == {Fact.WEAKNESS, Fact.AGREEMENT}
     assert set(decide("always", known).grounds) == set()
 
 
@@ -256,23 +284,12 @@ def test_pictures_of_different_sizes_are_judged_too(method):
     assert result.gain.images == 3
 
 
-# the support's own labels under a blend of statistics
+# the shift
 
 
-def test_the_likelihood_of_a_blend_is_that_of_the_support_under_both_networks():
-    support, model = make_support(4), make_tiny().double()
-    support = replace(support, images=support.images.double())
-    fitted = LCCS(grid=5, epochs=0, classifier="source").fit(model, Target(support))
-    with torch.no_grad():
-        before, after = (
-            float(F.cross_entropy(net(support.images), support.labels)) for net in (model, fitted.predictor)
-        )
-    search = fitted.search
-    assert (search.before, search.after) == (pytest.approx(before), pytest.approx(after))
-    assert search.nats == pytest.approx(12 * (before - after))
-    assert search.v == fitted.notes["v"]
-
-
-@pytest.mark.parametrize("options", [{"init": None}, {"init": 0.5}, {"objective": "entropy"}])
-def test_where_no_labels_chose_the_blend_it_is_no_evidence(options):
-    assert LCCS(epochs=1, **options).fit(make_tiny(), Target(make_support(2))).search is None
+def test_the_shift_of_the_evidence_is_that_of_the_unlabelled_images_or_else_of_the_support():
+    model, support, others = make_tiny(), make_support(5), make_support(30, seed=5).images
+    alone = fewshift.adapt(model, support, method="adabn")
+    beside = fewshift.adapt(model, support, method="adabn", unlabelled=others)
+    assert alone.evidence.shift.score == pytest.approx(fewshift.shift(model, support.images).score)
+    assert beside.evidence.shift.score == pytest.approx(fewshift.shift(model, others).score)

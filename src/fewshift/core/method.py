@@ -26,21 +26,6 @@ class Needs(Enum):
 
 
 @dataclass(frozen=True)
-class BlendSearch:
-    """What a search for the share v of the support's statistics found, by the labels of the support itself."""
-
-    v: float
-    before: float  # mean cross-entropy of the support's labels with the source's statistics
-    after: float  # with the blend
-    images: int
-
-    @property
-    def nats(self) -> float:
-        """The log of how many times likelier the labels became, together."""
-        return self.images * (self.before - self.after)
-
-
-@dataclass(frozen=True)
 class Fitted:
     """A predictor, and what is worth knowing about how it came to be.
 
@@ -50,7 +35,6 @@ class Fitted:
     predictor: nn.Module
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
-    search: BlendSearch | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch import Tensor
 from fewshift.core import _progress as progress
 from fewshift.core.loop import Course
 from fewshift.core.losses import Loss
-from fewshift.core.method import BlendSearch
 from fewshift.core.moments import Moments, Normal, normalised, source_layers
 from fewshift.core.network import Network, logits_of
 from fewshift.core.reading import Blend, read_by_ema, read_support, tied
@@ -42,12 +41,6 @@ class Start:
         """The common weight of the support's statistics, or that of each layer."""
         values = set(self.blend.values())
         return values.pop() if len(values) == 1 else dict(self.blend)
-
-    def search(self, images: int) -> BlendSearch | None:
-        """What the search did for the support's labels; None where no v was searched."""
-        if not self.curve:
-            return None
-        return BlendSearch(next(iter(self.blend.values())), self.curve[0]["loss"], self.loss, images)
 
 
 def exactly(network: Network, support: Support, loss: Loss) -> Try:

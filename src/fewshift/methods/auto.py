@@ -66,9 +66,13 @@ class Auto(Composite):
         ) -> Proposal:
             return Proposal(name, lambda: fitted(blend, tensors(), used), held_out, small=name != ALL)
 
-        candidates = [proposal(BLEND, dict, partial(blend.held_out, refinement.folds))]
+        by_blend = partial(blend.held_out, refinement.folds)
+        candidates = [proposal(BLEND, dict, by_blend)]
+        several = blend.support.shots > 1
         if refinement.head is not None:
-            candidates.insert(0, proposal(HEAD, refinement.head_tensors, refinement.head_held_out))
-            if blend.support.shots > 1:
+            # a single image cannot be held out and still give its class a row: the blend that the head rests on answers
+            head = proposal(HEAD, refinement.head_tensors, refinement.head_held_out if several else by_blend)
+            candidates.insert(0 if several or not blend.good_already else 1, head)
+            if several:
                 candidates.insert(0, proposal(ALL, refinement.tuned_tensors, refinement.tuned_held_out))
-        return Proposals(candidates, refinement.folds, decisive=blend.support.shots > 1)
+        return Proposals(candidates, refinement.folds, decisive=several)

@@ -120,7 +120,6 @@ def fitted(blend: Blended, tensors: dict[str, Tensor], notes: dict[str, Any]) ->
         blend.network.with_tensors(changed),
         layers=blend.layer_notes(),
         notes=blend.notes() | notes,
-        search=blend.search,
     )
 
 

@@ -140,8 +140,7 @@ class LCCS(Method):
     def with_classifier(self, stages: Stages, kind: str) -> Fitted:
         """The fourth stage: the adapted network with this classifier."""
         head, head_losses = self._classify(stages, kind)
-        start, learned, support = stages.start, stages.learned, stages.support
-        labels_searched = self.objective == "cross-entropy" and support.kind.centroids
+        start, learned = stages.start, stages.learned
         return Fitted(
             stages.network.with_tensors(merged(stages.network, learned.normals) | head),
             layers=stages.layer_notes(),
@@ -156,7 +155,6 @@ class LCCS(Method):
                 "classifier": kind,
                 "classifier_loss": head_losses,
             },
-            search=start.search(len(support)) if labels_searched else None,
         )
 
     @property

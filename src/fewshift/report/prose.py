@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fewshift.core.delta import Delta
-from fewshift.core.method import BlendSearch
 from fewshift.core.support import Support
 from fewshift.trust.calibration import Calibration, NotApplied
 from fewshift.trust.gain import LEVEL, Gain
@@ -136,14 +135,6 @@ def interval(gain: Gain) -> str:
     return f"{100 * LEVEL:.0f} % interval {gain.low:+.1f} to {gain.high:+.1f}"
 
 
-def blend(search: BlendSearch) -> str:
-    """What blending statistics does to the support's own labels."""
-    return (
-        f"with {100 * search.v:.0f} % of the support's statistics its own {search.images} labels are "
-        f"{times_as_likely(search.nats)}"
-    )
-
-
 WEAK = {
     Weakness.ONE_SHOT: "each class has a single image, so it cannot be both adapted to and held out",
     Weakness.FEW_CLASSES: "fewer than half of the classes have images",
@@ -177,6 +168,13 @@ def _agreement(evidence: Evidence) -> str:
     )
 
 
+def _shift(evidence: Evidence) -> str:
+    shift = evidence.shift
+    if shift is None:
+        return ""
+    return f"the images are {'' if shift.shifted else 'not '}clearly unlike those of training"
+
+
 def _unseen(evidence: Evidence) -> str:
     kept = "their classifier was changed unseen" if evidence.new_classifier else "the source's classifier was kept"
     return f"the support has no image of {', '.join(evidence.unseen)}: {kept}"
@@ -188,7 +186,7 @@ def fact(evidence: Evidence, fact: Fact) -> str:
         Fact.GAIN: lambda: "" if evidence.gain is None else gain(evidence.gain),
         Fact.MISSING: lambda: missing(evidence),
         Fact.WEAKNESS: lambda: f"weak evidence: {weakness(evidence)}",
-        Fact.BLEND: lambda: "" if evidence.blend is None else blend(evidence.blend),
+        Fact.SHIFT: lambda: _shift(evidence),
         Fact.AGREEMENT: lambda: _agreement(evidence),
         Fact.UNSEEN: lambda: _unseen(evidence),
     }
@@ -208,7 +206,7 @@ def other_facts(result: Adaptation) -> list[str]:
 def reason(verdict: Verdict, evidence: Evidence) -> str:
     """Why an adapted network is handed over, or is not."""
     word = "accepted" if verdict.accepted else "rejected"
-    if evidence.gain is None or verdict.rule not in (Rule.THRESHOLD, Rule.POINT, Rule.LIKELIHOOD):
+    if evidence.gain is None or verdict.rule not in (Rule.THRESHOLD, Rule.POINT, Rule.STRENGTH):
         without = "without" if verdict.accepted else "for want of"
         return {
             Rule.ALWAYS: "accepted without a condition, as asked (accept='always')",
@@ -217,16 +215,14 @@ def reason(verdict: Verdict, evidence: Evidence) -> str:
             + ", ".join(evidence.unseen),
             Rule.NO_EVIDENCE: f"{word} {without} evidence: {missing(evidence)}",
         }[verdict.rule]
-    if verdict.rule is not Rule.LIKELIHOOD:
+    if verdict.rule is not Rule.STRENGTH:
         limit = (
             "" if verdict.threshold is None else f",{'' if verdict.accepted else ' not'} above {verdict.threshold:g}"
         )
         return f"{word}: {gain(evidence.gain)}{limit}"
     parts = [gain(evidence.gain), f"their labels are {times_as_likely(evidence.gain.nats)}"]
-    if evidence.blend is not None:
-        parts.append(blend(evidence.blend))
-    if evidence.weakness is not None:
-        parts.append(f"{weakness(evidence)}, so the labels have to be likelier by a nat for each image")
+    if verdict.strength is not None and verdict.strength.shift is not None:
+        parts.append(_shift(evidence))
     why = "the evidence is against the adapted network" if verdict.against else "nothing clearly favours it"
     return f"{word}: {'; '.join(parts)}" + ("" if verdict.accepted else f": {why}")
 

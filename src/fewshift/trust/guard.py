@@ -11,17 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from fewshift.core.method import BlendSearch, Composite, Fitted, Method
+from fewshift.core import _progress as progress
+from fewshift.core.method import Composite, Fitted, Method
 from fewshift.core.network import Network, like, logits_of
-from fewshift.core.support import MINIBATCH, Support, Target
+from fewshift.core.support import MINIBATCH, Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.trust.choice import Choice, cross_validate, fit_chosen
 from fewshift.trust.gain import Gain
 from fewshift.trust.held_out import HeldOut, ImageAnswers, asked, folds_of
+from fewshift.trust.shift import Shift, judged, look
 
 Accept = str | float | Callable[[Gain | None], bool]
 ACCEPT = ("not-worse", "better", "always")
-CLEAR = math.log(20)  # nats: chance alone makes a ratio of likelihoods as high as this at most once in twenty times
+SURE = 1.645  # standard errors: chance alone exceeds them once in twenty times
+SHIFT_COUNTS = 5  # held-out images that the shift of statistics weighs as much as
+MOST_SHIFT = 4.0  # standard errors that a shift counts for, at most: a larger one promises no larger gain
+SPREAD = 1.0  # nats squared that are added to the spread of a few images: tiny changes are no evidence
 LOOKED_AT = 256  # unlabelled images that both networks predict, at most
 
 
@@ -47,7 +52,7 @@ class Fact(Enum):
     GAIN = "gain"
     MISSING = "missing"
     WEAKNESS = "weakness"
-    BLEND = "blend"
+    SHIFT = "shift"
     AGREEMENT = "agreement"
     UNSEEN = "unseen"
 
@@ -62,7 +67,7 @@ class Evidence:
     method: str = ""  # whose fit failed
     error: str = ""  # its sentence
     weakness: Weakness | None = None
-    blend: BlendSearch | None = None  # what a blend of statistics does to the support's own labels
+    shift: Shift | None = None  # how far the images are from those of training
     agreement: float | None = None  # share of unlabelled images for which both networks predict the same
     unseen: tuple[str, ...] = ()  # classes without an image in the support, and so without a held-out one
     new_classifier: bool = False
@@ -101,7 +106,7 @@ def gather(
     inside = not isinstance(validate, Support)
     return replace(
         evidence,
-        blend=fitted.search if inside else None,
+        shift=_shift(network, target),
         agreement=_agreement(network, fitted.predictor, target),
         unseen=_unseen(network, target) if inside else (),
         new_classifier=_new_classifier(network, fitted.predictor),
@@ -159,6 +164,21 @@ def _new_classifier(network: Network, predictor: nn.Module) -> bool:
     return not all(name in now and torch.equal(source[name], now[name]) for name in names)
 
 
+def _shift(network: Network, target: Target) -> Shift | None:
+    """How far the images of the place are from those of training; None where layers cannot tell."""
+    if target.unlabelled is not None:
+        images = target.unlabelled
+    elif target.support is not None:
+        images = Unlabelled(target.support.images)
+    else:
+        return None
+    try:
+        with progress.silent():
+            return judged(look(network.model, images, network.head), total=len(images))
+    except FewshiftError:
+        return None
+
+
 @torch.no_grad()
 def _agreement(network: Network, predictor: nn.Module, target: Target) -> float | None:
     """The share of unlabelled images (or of their pixels) for which both networks predict the same."""
@@ -173,6 +193,42 @@ def _agreement(network: Network, predictor: nn.Module, target: Target) -> float 
     return float(torch.cat(same).mean())
 
 
+@dataclass(frozen=True)
+class Strength:
+    """How strongly two witnesses speak for an adapted network, in standard errors: 0 is silence, below is against it.
+
+    The labels: by how much likelier the labels of held-out images are under the adapted network. Each network answers
+    under its best temperature, and images are compared in pairs. The shift: by how much the images differ from those of
+    training, without labels. Where they do not, there is little to win and something to lose.
+    """
+
+    labels: float
+    shift: float | None  # None where layers cannot tell
+    images: int  # that were held out
+
+    @classmethod
+    def of(cls, gain: Gain, shift: Shift | None) -> Strength:
+        """From a gain on held-out images, and the shift of the place."""
+        error = math.sqrt((gain.images * gain.loss_error) ** 2 + SPREAD)
+        scaled = None if shift is None else SURE * (shift.score - 1) / (shift.threshold - 1)
+        return cls(
+            labels=gain.nats / error,
+            shift=None if scaled is None else max(-MOST_SHIFT, min(scaled, MOST_SHIFT)),
+            images=gain.images,
+        )
+
+    @property
+    def together(self) -> float:
+        """Their sum, weighted so that chance alone gives it a deviation of 1 (Stouffer's method).
+
+        The labels weigh as many images as were held out, the shift weighs five.
+        """
+        if self.shift is None:
+            return self.labels
+        counts = SHIFT_COUNTS / (self.images + SHIFT_COUNTS)
+        return math.sqrt(1 - counts) * self.labels + math.sqrt(counts) * self.shift
+
+
 class Rule(Enum):
     """What a verdict rests on."""
 
@@ -181,7 +237,7 @@ class Rule(Enum):
     UNSEEN_CLASSES = "unseen classes"
     NO_EVIDENCE = "no evidence"
     POINT = "point"  # of pixels: the mean gain itself
-    LIKELIHOOD = "likelihood"
+    STRENGTH = "strength"
     THRESHOLD = "threshold"
 
 
@@ -192,7 +248,12 @@ class Verdict:
     accepted: bool
     rule: Rule
     threshold: float | None = None
-    against: bool = False  # whether a rejection is due to evidence against it, not to a lack of evidence for it
+    strength: Strength | None = None
+
+    @property
+    def against(self) -> bool:
+        """Whether a rejection is due to evidence against the network, not to a lack of evidence for it."""
+        return self.strength is not None and self.strength.together < -SURE
 
     @property
     def grounds(self) -> tuple[Fact, ...]:
@@ -201,7 +262,9 @@ class Verdict:
             Rule.UNSEEN_CLASSES: (Fact.UNSEEN,),
             Rule.NO_EVIDENCE: (Fact.MISSING,),
             Rule.POINT: (Fact.GAIN,),
-            Rule.LIKELIHOOD: (Fact.GAIN, Fact.BLEND, Fact.WEAKNESS),
+            Rule.STRENGTH: (Fact.GAIN, Fact.SHIFT)
+            if self.strength and self.strength.shift is not None
+            else (Fact.GAIN,),
             Rule.THRESHOLD: (Fact.GAIN,),
         }.get(self.rule, ())
 
@@ -210,8 +273,9 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
     """The guard.
 
     - "always": whatever the evidence says.
-    - "not-worse": only if something speaks for it and nothing against it, see `_not_worse`. A new classifier is refused
-      where classes have no image: it forgets them, and no held-out image can tell.
+    - "not-worse": if the evidence for it is stronger than chance makes once in twenty times (see `Strength`). With
+      pixel labels an image is much evidence, and the share of right pixels decides. A new classifier is refused where
+      classes have no image: it forgets them, and no held-out image can tell.
     - "better": only if the whole interval is above zero.
     - a number: only if the whole interval is above it, in points of accuracy.
     - a callable: as it says of the gain.
@@ -232,21 +296,10 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
 
 
 def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
-    """The source network is known, the adapted one is not: something has to speak for it, and nothing against it.
-
-    The accuracy on a few dozen images says little. So the likelihood of labels counts too: of the held-out ones, and
-    of the support's own under the blend of statistics, which is one number. With pixel labels an image is much
-    evidence, and the share of right pixels decides.
-    """
     if not isinstance(evidence.held, ImageAnswers):
         return Verdict(gain.point > 0 or (gain.point == 0 and gain.loss_change < 0), Rule.POINT)
-    up = gain.low > 0
-    # one nat per image: the statistics come from the very images that judge, and no others can object
-    enough = float(max(CLEAR, gain.images)) if gain.weak else CLEAR
-    blend = evidence.blend
-    speaks_for = up or gain.nats > enough or (blend is not None and blend.nats > enough)
-    against = not up and not gain.weak and (gain.high < 0 or gain.nats < -CLEAR)
-    return Verdict(speaks_for and not against, Rule.LIKELIHOOD, against=against)
+    strength = Strength.of(gain, None if evidence.weakness is Weakness.FEW_CLASSES else evidence.shift)
+    return Verdict(strength.together > SURE, Rule.STRENGTH, strength=strength)
 
 
 def check_accept(accept: Any) -> None:

@@ -35,6 +35,7 @@ OTHERS = {
     "damage": {"damage": "two classes"},
     "validate": {"validate": "cv"},
     "unlabelled": {"unlabelled": 20},
+    "corruption": {"corruption": "noise 1"},
 }
 
 

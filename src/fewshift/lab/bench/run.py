@@ -230,7 +230,7 @@ def _facts(result: Adaptation) -> dict[str, Any]:
         "gain": gain and {name: value if math.isfinite(value) else None for name, value in gain.items()},
         "accepted": result.accepted,
         "reason": result.reason,
-        "support_nats": None if result.evidence.blend is None else result.evidence.blend.nats,
+        "strength": None if result.verdict.strength is None else result.verdict.strength.together,
         "chosen": None if result.choice is None else result.choice.chosen,
     }
 
