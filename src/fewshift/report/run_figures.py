@@ -202,3 +202,34 @@ def estimates(groups: Mapping[str, Sequence[Estimate]], *, across: str, label: s
         name_lines(axes, handles, list(groups))
 
     return drawn(paint, key, alt, height=WIDTH - 0.4 + legend_height(list(groups)))
+
+
+class TradeOff(NamedTuple):
+    """A line from strict to careless: places (across, up), and the place that was chosen."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    default: tuple[float, float]
+
+
+def trade_offs(
+    lines: Sequence[TradeOff], *, across: str, label: str, goal: tuple[float, float], key: str, alt: str
+) -> str:
+    """What is lost (up) against what is won (across), in percent; large marks: what was chosen; dashed: the goal."""
+
+    def paint(axes: Any) -> None:
+        axes.set(xlabel=across, ylabel=label)
+        axes.axvline(goal[0], zorder=0, **DASHED)
+        axes.axhline(goal[1], zorder=0, **DASHED)
+        handles: list[Any] = []
+        for line, mark in zip(lines, itertools.cycle(MARKS), strict=False):
+            won, lost = zip(*line.points, strict=True)
+            axes.plot(won, lost, color=mark["color"], linewidth=1.2)
+            handles += axes.plot(*([place] for place in line.default), markersize=9, **mark)
+        places = [place for line in lines for place in (*line.points, line.default)]
+        # where harm outweighs the gain, a line may leave the picture at the left
+        axes.set_xlim(max(-10.0, min(won for won, _ in places) - 3), 103)
+        axes.set_ylim(-0.4, max(2 * goal[1], *(lost for _, lost in places)) + 0.6)
+        name_lines(axes, handles, [line.name for line in lines])
+
+    return drawn(paint, key, alt, height=HEIGHT + legend_height([line.name for line in lines]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,13 +28,16 @@ from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.results import outcomes, table_of
 from fewshift.lab.bench.run import run, split
 from fewshift.lab.bench.runs import report_run
-from fewshift.lab.bench.trust import Trial, goals, listing, summed
+from fewshift.lab.bench.trust import Trial, goals, summed
+from fewshift.lab.bench.trust_pictures import estimates, trade_off, trust_pictures
+from fewshift.lab.bench.trust_tables import comma_separated, listing, plain
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.lab.datasets.copies import load_validation
+from fewshift.lab.datasets.corruptions import CORRUPTIONS
 from fewshift.models.cards import Card, read_card, with_card
 from fewshift.report import run_figures as figures
-from fewshift.report.tables import Listing, listing_latex, listing_markdown
+from fewshift.report.tables import Listing, listing_latex, listing_markdown, with_average
 from fewshift.trust.guard import Rule, Verdict
 from tests.helpers.bench import DOMAIN, tiny_materials
 from tests.helpers.networks import make_tiny
@@ -316,6 +320,11 @@ def test_rows_say_how_they_are_spoilt_and_judged_and_where_their_network_is_used
         ('method = "source"', 'method = "source"\nvalidate = "cv"', "with validate and without shots"),
         ('method = "source"', 'method = "source"\ndamage = "two classes"', "with damage and without shots"),
         ('dataset = "toy"', 'dataset = "camvid"', "validate.*camvid has pixel labels"),
+        ("seeds =", 'tuned_on = ["west"]\nseeds =', "'west' in tuned_on, which is no target.*north, south"),
+        ("seeds =", "tuned_on = 'north'\nseeds =", "tuned_on = 'north': give a list"),
+        ('label = "wrong"', 'label = "wrong"\ntargets = ["west"]', "'west' in the row 'wrong'.*north, south"),
+        ('label = "wrong"', 'label = "wrong"\ntargets = []', "targets = .*: give a list"),
+        ('label = "wrong"', 'label = "wrong"\ncorruptions = ["fog 1"]', "corruption 'fog 1': choose one of noise 1"),
     ],
 )
 def test_a_mistake_in_a_grid_is_named(tmp_path, old, new, sentence):
@@ -328,18 +337,59 @@ def test_rows_with_other_test_images_or_spoilt_supports_are_not_ranked_together(
     assert len({shift.among, home.among, wrong.among}) == 3
 
 
-@pytest.mark.parametrize(("name", "targets"), [("trust", 4), ("trust_digits", 2)])
-def test_the_trust_grids_have_every_condition_five_times_per_target(name, targets):
+def test_a_row_has_cells_on_its_own_targets_alone_and_one_for_each_corruption(tmp_path):
+    rows = SHIFT + 'targets = ["south"]\ncorruptions = ["noise 1", "blur 3"]\n' + SOURCE
+    grid = load(tmp_path, GRID + rows)
+    cells = grid.cells_of(grid.rows[0])
+    assert sorted((cell.target, cell.corruption, cell.shots, cell.seed) for cell in cells) == [
+        ("south", corruption, shots, seed)
+        for corruption in ("blur 3", "noise 1")
+        for shots in (1, 5)
+        for seed in (0, 1)
+    ]
+    assert len(grid.cells_of(grid.rows[1])) == 2 * 2
+
+
+def test_a_table_has_the_mean_over_corruptions_and_no_entry_where_a_row_has_no_cells(tmp_path):
+    text = (
+        GRID.replace('validate = "cv"\n', "") + AT_HOME + 'targets = ["south"]\ncorruptions = ["noise 1", "blur 3"]\n'
+    )
+    grid = load(tmp_path, text)
+    accuracy = {("noise 1", 0): 0.5, ("blur 3", 0): 0.7, ("noise 1", 1): 0.9}  # a cell of seed 1 was not run
+    records = {
+        cell.key: {"result": {"accuracy": accuracy[cell.corruption, cell.seed]}}
+        for cell in grid.cells()
+        if (cell.corruption, cell.seed) in accuracy
+    }
+    [line] = with_average(table_of(grid, records)).lines
+    north, south, average = line.entries
+    assert (north.values, average.values) == ({}, {})
+    assert south.values == pytest.approx({0: 60.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "tuned"),
+    [("trust_pacs", 4, {"art_painting", "cartoon"}), ("trust_digits", 2, {"mnist -> uci"})],
+)
+def test_the_trust_grids_have_every_condition_five_times_and_halves_that_share_nothing(name, targets, tuned):
     grid = Grid.load(GRIDS / f"{name}.toml")
     assert (len(grid.seeds), len(grid.columns), grid.max_test, grid.largest_support) == (5, targets, 800, 10)
-    rows = {row.label: (row.target, row.damage, row.shots) for row in grid.rows}
-    assert rows == {
+    assert set(grid.tuned_on) == tuned
+    plain_rows = {row.label: (row.target, row.damage, row.shots) for row in grid.rows if not row.corruptions}
+    assert plain_rows == {
         "shift": ("", "", (1, 5, 10)),
         "no shift": (OWN_SOURCE, "", (1, 5, 10)),
         **{damage: ("", damage, (5,)) for damage in DAMAGES},
+        **{f"{damage}, no shift": (OWN_SOURCE, damage, (5,)) for damage in DAMAGES},
     }
+    corrupted_rows = [row for row in grid.rows if row.corruptions]
+    assert {corruption for row in corrupted_rows for corruption in row.corruptions} == set(CORRUPTIONS)
+    assert all((row.target, row.shots) == (OWN_SOURCE, (1, 5, 10)) for row in corrupted_rows)
+    seen = {row.label for row in corrupted_rows if set(row.targets) == tuned}
+    assert seen == {"noise", "contrast", "pixelation"}
+    assert all(set(row.targets) == set(grid.targets) - tuned for row in corrupted_rows if row.label not in seen)
     cells = grid.cells()
-    assert len(cells) == 9 * 5 * targets
+    assert len(cells) == (12 * targets + 7 * 9 * targets // 2) * 5
     assert all((cell.validate, cell.build()) == ("cv", Auto()) for cell in cells)
 
 
@@ -398,21 +448,41 @@ def test_a_perfect_guard_keeps_everything_and_no_guard_keeps_the_harm_too():
 
 
 def test_goals_are_met_missed_or_open():
-    assert [goal.met for goal in goals(summed(TRIALS))] == [False, False, False]
-    good = [trial(4, 4)] * 90 + [trial(4, 40)] * 10
-    assert [goal.met for goal in goals(summed(good))] == [True, True, True]
-    assert [goal.met for goal in goals(summed([trial(4, 4)] * 10))] == [True, True, False]  # too wide is no virtue
-    assert [goal.met for goal in goals(summed([trial(-0.5, None)]))] == [True, None, None]
-    passed, kept, coverage = (goal.sentence for goal in goals(summed(TRIALS)))
+    assert [goal.met for goal in goals(TRIALS)] == [False, False, None, False]
+    good = [trial(4, 4, home=60)] * 90 + [trial(4, 40, home=60)] * 10
+    assert [goal.met for goal in goals(good)] == [True, True, True, True]
+    too_wide = [trial(4, 4, home=60)] * 10
+    assert [goal.met for goal in goals(too_wide)] == [True, True, True, False]
+    assert [goal.met for goal in goals([trial(-0.5, None)])] == [True, None, None, None]
+    passed, kept, mild, coverage = (goal.sentence for goal in goals(TRIALS))
     assert passed.startswith("Missed: harmful adaptations were let through in 1 of 5 runs (20.0 %), at most 2 %")
-    assert kept.startswith("Missed: 53.3 % of the attainable gain was kept, at least 90 %")
-    assert coverage == "Missed: the 90 % intervals held the true gain in 3 of 4 runs (75.0 %), 85 to 95 % are wanted."
+    assert kept.startswith("Missed: 53.3 % of the attainable gain was kept, at least 92 %")
+    assert mild.startswith("Open: no network was tested on its own source")
+    assert coverage == "Missed: the 90 % intervals held the true gain in 3 of 4 runs (75.0 %), 87 to 95 % are wanted."
+
+
+def test_a_shift_is_mild_up_to_ten_points_below_home():
+    assert [trial(1, home=home).mild for home in (None, 45, 50, 60, 60.1)] == [None, True, True, True, False]
+    assert trial(1, home=100 * (0.5 + 0.1)).mild  # a floating-point number a little above ten
+    judged = [trial(10, home=60), trial(2, home=55, accepted=False), trial(30, home=80, accepted=False)]
+    mild = goals(judged)[2]
+    assert (mild.met, mild.words.split(",")[0]) == (True, "on mild shifts 83.3 % of the attainable gain was kept")
+    assert not goals([*judged, trial(10, home=60, accepted=False)])[2].met
+
+
+def test_goals_are_about_the_half_that_was_not_tuned_on():
+    tuned = [replace(one, tuned=True) for one in TRIALS]
+    checked = [trial(4, 4, home=55)] * 9 + [trial(4, 40, home=55)]
+    assert [goal.met for goal in goals([*tuned, *checked])] == [True] * 4
+    assert all("in the checked half" in goal.words for goal in goals([*tuned, *checked]))
+    assert not any("half" in goal.words for goal in goals(TRIALS))
+    assert [goal.met for goal in goals(tuned)] == [None] * 4
 
 
 def test_the_two_per_cent_are_of_all_runs_and_include_two_per_cent():
     runs = [trial(4, 4)] * 49
-    assert goals(summed([*runs, trial(-2)]))[0].met
-    assert not goals(summed([*runs[1:], trial(-2)]))[0].met
+    assert goals([*runs, trial(-2)])[0].met
+    assert not goals([*runs[1:], trial(-2)])[0].met
 
 
 def test_a_listing_has_a_line_for_each_condition_and_k_and_one_for_all():
@@ -421,6 +491,8 @@ def test_a_listing_has_a_line_for_each_condition_and_k_and_one_for_all():
         ("shift", "5", "2"),
         ("no shift", "5", "3"),
         ("shift", "1", "1"),
+        ("all", "1", "1"),
+        ("all", "5", "5"),
         ("all", "", "6"),
     ]
     line = dict(zip(table.columns, table.lines[0], strict=True))
@@ -429,7 +501,30 @@ def test_a_listing_has_a_line_for_each_condition_and_k_and_one_for_all():
     assert (line["accepted"], line["harmful candidates"], line["harmful let through"]) == ("50.0 %", "0", "0 (0.0 %)")
     assert (line["gain kept"], line["coverage"]) == ("66.7 %", "50.0 %")
     assert dict(zip(table.columns, table.lines[1], strict=True))["gain kept"] == "-"  # there was none
-    assert len(table.sentences) == 3
+    assert len(table.sentences) == 4
+
+
+def test_a_listing_has_a_line_for_mild_shifts_where_they_are_known():
+    table = listing("Toy", [trial(10, home=55), trial(5, home=55, accepted=False), trial(1, home=80, condition="far")])
+    line = next(line for line in table.lines if line[0] == "mild shifts")
+    assert (line[2], dict(zip(table.columns, line, strict=True))["gain kept"]) == ("2", "66.7 %")
+    assert "at most 10 points below" in table.header
+    assert "Mild" not in listing("Toy", TRIALS).header
+
+
+def test_a_listing_shows_the_halves_apart():
+    tuned = [replace(one, tuned=True) for one in TRIALS]
+    table = listing("Toy", [trial(7, 6), *tuned, trial(3, 3, condition="blur")])
+    assert table.columns[:3] == ("half", "condition", "k")
+    assert [line[:4] for line in table.lines] == [
+        ("tuned on", "shift", "5", "2"),
+        ("tuned on", "no shift", "5", "3"),
+        ("tuned on", "all", "", "5"),
+        ("checked", "shift", "5", "1"),
+        ("checked", "blur", "5", "1"),
+        ("checked", "all", "", "2"),
+    ]
+    assert "looked at while thresholds were chosen" in table.header
 
 
 def test_a_listing_is_a_table_in_markdown_and_latex_whatever_its_words_are():
@@ -443,7 +538,7 @@ def test_a_listing_is_a_table_in_markdown_and_latex_whatever_its_words_are():
 
 
 def test_every_trial_is_in_the_csv_with_all_its_numbers():
-    rows = list(csv.DictReader(trust.comma_separated(TRIALS).splitlines()))
+    rows = list(csv.DictReader(comma_separated(TRIALS).splitlines()))
     assert len(rows) == 5
     assert rows[1] | {} == {
         "condition": "shift",
@@ -457,12 +552,16 @@ def test_every_trial_is_in_the_csv_with_all_its_numbers():
         "estimate": "2",
         "low": "-3.0000",
         "high": "7.0000",
+        "corruption": "",
+        "tuned": "False",
+        "home": "",
+        "strength": "",
     }
     assert rows[4]["estimate"] == ""
 
 
 def test_json_has_the_numbers_behind_the_words():
-    numbers = json.loads(json.dumps(trust.plain(TRIALS), allow_nan=False))
+    numbers = json.loads(json.dumps(plain(TRIALS), allow_nan=False))
     assert [line["condition"] for line in numbers["lines"]] == ["shift", "no shift"]
     assert numbers["all"]["candidate_gain"] == {
         "mean": pytest.approx(4.4),
@@ -470,16 +569,65 @@ def test_json_has_the_numbers_behind_the_words():
         "n": 5,
     }
     assert numbers["lines"][1]["kept_share"] is None
-    assert [goal["met"] for goal in numbers["goals"]] == [False, False, False]
+    assert [goal["met"] for goal in numbers["goals"]] == [False, False, None, False]
+    assert [(group["k"], group["runs"]) for group in numbers["by_k"]] == [(5, 5)]
+    assert numbers["mild_shifts"] is None
+    assert "halves" not in numbers
+
+
+def test_json_has_the_numbers_of_both_halves():
+    numbers = plain([replace(TRIALS[0], tuned=True), *TRIALS[1:], trial(1, home=51)])
+    assert {half: part["all"]["runs"] for half, part in numbers["halves"].items()} == {"tuned on": 1, "checked": 5}
+    assert numbers["halves"]["checked"]["mild_shifts"]["runs"] == 1
+    assert [(line["half"], line["condition"], line["runs"]) for line in numbers["lines"]] == [
+        ("tuned on", "shift", 1),
+        ("checked", "shift", 2),
+        ("checked", "no shift", 3),
+    ]
 
 
 def test_the_picture_shows_every_estimate_beside_the_truth():
-    [picture] = trust.picture(TRIALS, "key-")
+    [picture] = estimates(TRIALS, "key-")
     assert "shift: 2 runs, true +15.0 ± 5.0, estimated +10.0 ± 8.0; no shift: 2 runs" in picture.svg
     assert "3 of 4 intervals (75.0 %) hold the true gain" in picture.caption
     assert "true gain, points" in picture.svg
-    assert trust.picture([trial(1, None)], "key-") == []
-    assert trust.picture(TRIALS, "key-") == [picture]
+    assert estimates([trial(1, None)], "key-") == []
+    assert estimates(TRIALS, "key-") == [picture]
+
+
+GUARDED = [
+    trial(10, strength=3.0),
+    trial(-5, strength=1.0, accepted=False),
+    trial(30, strength=2.0),
+    trial(-0.5, strength=-4.0, accepted=False),
+    trial(-8, strength=-math.inf, accepted=False),  # no evidence: no threshold lets it through
+]
+
+
+def test_a_trade_off_is_what_a_guard_of_each_threshold_keeps_and_lets_through():
+    def at(threshold: float) -> tuple[float, float]:
+        accepted = [one for one in GUARDED if one.strength > threshold]
+        return 100 * sum(one.gain for one in accepted) / 40, 100 * sum(one.gain < -1 for one in accepted) / 5
+
+    assert trade_off(GUARDED) == [pytest.approx(at(threshold)) for threshold in (9, 2.5, 1.5, 0, -9)]
+
+
+def test_the_trade_off_is_drawn_for_each_half_and_k_with_a_mark_at_the_default():
+    few = [replace(one, shots=1) for one in GUARDED]
+    [_, picture] = trust_pictures([*GUARDED, *few], "key-")
+    assert ">k = 1</text>" in picture.svg
+    assert "k = 5: 100.0 % of the gain kept and 0.0 % of runs harmed, at the lowest threshold 86.2 %" in picture.svg
+    assert "at most 2 % harmful and at least 92 % kept" in picture.caption
+    captions = [one.caption for one in trust_pictures([*GUARDED, *(replace(one, tuned=True) for one in few)], "key-")]
+    assert [caption.partition("strict, ")[2].partition(":")[0] for caption in captions[1:]] == ["tuned on", "checked"]
+
+
+def test_records_without_a_strength_have_no_trade_off():
+    assert len(trust_pictures(TRIALS, "key-")) == 1
+    nothing_to_gain = [trial(-3, strength=1.0)]
+    assert len(trust_pictures(nothing_to_gain, "key-")) == 1
+    [_, picture] = trust_pictures([*TRIALS, *GUARDED], "key-")
+    assert picture == trust_pictures(GUARDED, "key-")[1]
 
 
 def test_estimates_are_drawn_on_one_scale_up_and_across():
@@ -526,11 +674,53 @@ def test_trials_are_read_from_records_and_a_cell_in_two_columns_counts_once(tmp_
     one_network = TRUST.replace("net-{target}", "net")
     grid = load(tmp_path, one_network)
     records = {cell.key: {"result": judged(cell)} for cell in grid.cells()}
-    trials = trust.trials(outcomes(grid, records))
+    trials = trust.trials(outcomes(grid, records), {})
     assert len([one for one in trials if one.condition == "no shift"]) == 2  # seeds
     assert len(trials) == 2 + 2 * 2 * 3
     first = trials[0]
     assert (first.source, first.gain, first.kept, first.estimate, first.high) == (50, 12, 12, 10, 15)
+
+
+def test_a_network_is_at_home_on_clean_images_of_its_own_source(tmp_path):
+    text = (
+        TRUST
+        + AT_HOME.replace("no shift", "noise")
+        + 'corruptions = ["noise 3"]\n'
+        + SPOILT
+        + 'target = "its own source"\n'
+    )
+    grid = load(tmp_path, text.replace('label = "wrong"', 'label = "wrong at home"', 2))
+
+    def result(cell: Cell) -> dict[str, Any]:
+        facts = judged(cell)
+        if "trust" in facts:
+            clean = cell.target == OWN_SOURCE and not cell.corruption and not cell.damage
+            facts["trust"]["accuracy"]["source"] = (0.9 if cell.seed else 0.8) if clean else 0.5
+        return facts
+
+    finished = outcomes(grid, {cell.key: {"result": result(cell)} for cell in grid.cells()})
+    homes = trust.home_accuracies(finished)
+    assert homes == pytest.approx({("toy", "net-north"): 85.0, ("toy", "net-south"): 85.0})
+    trials = trust.trials(finished, homes)
+    assert [one.home for one in trials] == pytest.approx([85.0] * len(trials))
+    assert {one.condition for one in trials if one.mild} == {"no shift"}
+    assert {one.corruption for one in trials if one.condition == "noise"} == {"noise 3"}
+
+
+def test_trials_of_targets_that_were_tuned_on_are_marked_and_their_strength_is_read(tmp_path):
+    grid = load(tmp_path, TRUST.replace("seeds =", 'tuned_on = ["north"]\nseeds ='))
+
+    def result(cell: Cell) -> dict[str, Any]:
+        facts = judged(cell)
+        if "trust" in facts and cell.seed == 0:
+            facts["trust"]["strength"] = None if cell.damage else 1.5
+        return facts
+
+    trials = trust.trials(outcomes(grid, {cell.key: {"result": result(cell)} for cell in grid.cells()}), {})
+    assert {one.target for one in trials if one.tuned} == {"north"}
+    assert {one.target for one in trials if not one.tuned} == {"south"}
+    assert {one.strength for one in trials if one.seed == 0} == {1.5, -math.inf}
+    assert {one.strength for one in trials if one.seed == 1} == {None}
 
 
 def test_the_page_tells_the_goals_and_shows_the_estimates(folder):

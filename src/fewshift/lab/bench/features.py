@@ -21,7 +21,8 @@ from fewshift.core.network import Network, batchnorm, channels_last, like
 from fewshift.core.support import draw_support, others
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import LAST, Cell, FeatureCell, Sample
-from fewshift.lab.bench.grid import Grid, check_known, read_toml
+from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.grid_format import check_known, read_toml
 from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.run import versions
 from fewshift.lab.datasets.domain import Domain

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,95 +11,29 @@ from typing import Any
 from fewshift.core.method import Needs
 from fewshift.core.metrics import METRICS, metrics_of
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.cell import OWN_SOURCE, Cell, current_method, current_names
+from fewshift.lab.bench.cell import Cell, current_method, current_names
 from fewshift.lab.bench.condition import Condition
-from fewshift.lab.bench.damage import DAMAGES
+from fewshift.lab.bench.grid_format import CONDITION_KINDS, GRID_KINDS, ROW_KINDS, check_kinds, check_known, read_toml
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.lab.datasets.corruptions import CORRUPTIONS
 from fewshift.methods.catalog import METHODS
 
 MEASURES = ("score", "v", "adapt_seconds", "epoch_seconds")
-VALIDATIONS = ("cv",)
 ARROW, OF = "->", "/"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a key of a grid file may hold, in words and as a test."""
-
-    words: str
-    fits: Callable[[Any], bool]
-
-
-def _whole(least: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and value >= least
-
-
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Whether a value is a list of different values that fit."""
-    return lambda value: (
-        isinstance(value, list) and all(map(fits, value)) and 0 < len(set(map(str, value))) == len(value)
-    )
-
-
-def _word(value: Any) -> bool:
-    return isinstance(value, str) and value.strip() != ""
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _printed(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _number(part) or (isinstance(part, dict) and all(map(_number, part.values()))) for part in value.values()
-    )
-
-
-def _one_of(known: Iterable[str]) -> Kind:
-    words = tuple(known)
-    return Kind(" or ".join(f"'{word}'" for word in words), lambda value: isinstance(value, str) and value in words)
-
-
-WORD = Kind("a word", _word)
-COUNT = Kind("a whole number from 1", _whole(1))
-GRID_KINDS = {
-    "title": WORD,
-    "source": WORD,
-    "dataset": WORD,
-    "metric": WORD,
-    "measure": WORD,
-    "validate": _one_of(VALIDATIONS),
-    "targets": Kind('a list of different domains, such as ["sketch"]', _list_of(_word)),
-    "seeds": Kind("a list of different whole numbers from 0, such as [0, 1, 2]", _list_of(_whole(0))),
-    "max_test": COUNT,
-    "largest_support": COUNT,
-}
-ROW_KINDS = {
-    "method": WORD,
-    "label": WORD,
-    "source": WORD,
-    "target": _one_of([OWN_SOURCE]),
-    "damage": _one_of(DAMAGES),
-    "validate": _one_of(VALIDATIONS),
-    "settings": Kind("a table of settings, such as {epochs = 5}", lambda value: isinstance(value, dict)),
-    "unlabelled": COUNT,
-    "corruptions": Kind(f'a list of different corruptions, such as ["{CORRUPTIONS[0]}"]', _list_of(_word)),
-    "shots": Kind("a list of different whole numbers from 1, such as [1, 5]", _list_of(_whole(1))),
-    "conditions": Kind("a list of tables, such as [{batch_size = 8}]", _list_of(lambda value: isinstance(value, dict))),
-    "paper": Kind("values by target, such as {sketch = 67.0}", _printed),
-}
-CONDITION_KINDS = {"order": WORD, "alpha": Kind("a number from 1", _number), "batch_size": COUNT}
-
-
-@dataclass(frozen=True)
 class TargetColumn:
-    """A column of a table: the domain that networks are adapted to, and the one they come from where it is named."""
+    """A column of a table: the domain that networks are adapted to, and the one they come from where it is named.
+
+    `tuned`: its results were looked at while settings or thresholds were chosen.
+    """
 
     label: str
     dataset: str
     target: str
     origin: str = ""
+    tuned: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +50,7 @@ class GridRow:
     shots: tuple[int, ...] = ()
     conditions: tuple[Condition, ...] = (Condition(),)
     source: str = ""  # the grid's if empty
+    targets: tuple[str, ...] = ()  # the columns it has entries in; all if empty
     target: str = ""  # the column's if empty
     damage: str = ""  # to its supports
     validate: str = ""  # how its adaptations are judged
@@ -136,6 +69,7 @@ class Grid:
     """All cells of a table: every row on every target with every seed, tested on the same images.
 
     - targets: domains of `dataset`, or "DATASET/DOMAIN" without it; "ORIGIN -> DOMAIN" names a source domain.
+    - tuned_on: the targets whose results were looked at while settings or thresholds were chosen.
     - source: the name of the source network; {target}, {origin} and {seed} stand for the cell's own.
     - metric: the score, the data set's own by default.
     - measure: what the table holds: that score, the blend `v` that LCCS chose, or seconds.
@@ -153,6 +87,7 @@ class Grid:
     validate: str = ""
     max_test: int | None = None
     largest_support: int = 10
+    tuned_on: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> Grid:
@@ -164,7 +99,7 @@ class Grid:
         missing = [name for name in ("title", "source", "targets", "seeds") if name not in data]
         if missing or not rows:
             raise FewshiftError(f"{path} lacks {missing[0] if missing else 'rows'}: add it")
-        _check_kinds(path, data, GRID_KINDS)
+        check_kinds(path, data, GRID_KINDS)
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
@@ -175,7 +110,7 @@ class Grid:
     @property
     def columns(self) -> tuple[TargetColumn, ...]:
         """The columns."""
-        return tuple(_column(target, self.dataset) for target in self.targets)
+        return tuple(_column(target, self.dataset, target in self.tuned_on) for target in self.targets)
 
     def cells(self) -> list[Cell]:
         """Every experiment, in the order of the table."""
@@ -190,7 +125,12 @@ class Grid:
         ]
 
     def cells_at(self, row: GridRow, column: TargetColumn, shots: int | None, condition: Condition) -> list[Cell]:
-        """The experiments behind one entry of the table: one for each seed, and each corruption of the row."""
+        """The experiments behind one entry of the table: one for each seed, and each corruption of the row.
+
+        There are none if the row leaves the column out.
+        """
+        if row.targets and column.label not in row.targets:
+            return []
         return [
             Cell(
                 dataset=column.dataset,
@@ -212,41 +152,15 @@ class Grid:
         ]
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise FewshiftError(f"there is no grid '{path}': give a file, or a name from `fewshift list grids`") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FewshiftError(f"{path} is no TOML file ({error}): correct it") from error
-
-
-def check_known(path: Path, where: str, data: Mapping[str, Any], kind: type) -> None:
-    """Raise one sentence when a table of the file has a key that `kind` has no field for."""
-    if not isinstance(data, Mapping):
-        raise FewshiftError(f"{path} has {data!r} for {where}: give a table with keys")
-    known = [each.name for each in fields(kind)]
-    unknown = [key for key in data if key not in known]
-    if unknown:
-        raise FewshiftError(f"{path} has '{unknown[0]}' in {where}: choose from {', '.join(known)}")
-
-
-def _check_kinds(path: Path, data: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
-    for name, kind in kinds.items():
-        if name in data and not kind.fits(data[name]):
-            raise FewshiftError(f"{path} has {name} = {data[name]!r}: give {kind.words}")
-
-
 def _row(path: Path, data: dict[str, Any]) -> GridRow:
     data = current_names(data)
     check_known(path, "a row", data, GridRow)
-    _check_kinds(path, data, ROW_KINDS)
+    check_kinds(path, data, ROW_KINDS)
     if data.get("method") not in METHODS:
         raise FewshiftError(f"{path} has a row with method {data.get('method')!r}: choose one of {', '.join(METHODS)}")
     for condition in data.get("conditions", []):
         check_known(path, "a condition", condition, Condition)
-        _check_kinds(path, condition, CONDITION_KINDS)
+        check_kinds(path, condition, CONDITION_KINDS)
     values = dict(data)
     if "settings" in values:
         values["method"], values["settings"] = current_method(values["method"], values["settings"])
@@ -255,7 +169,7 @@ def _row(path: Path, data: dict[str, Any]) -> GridRow:
             values["conditions"] = tuple(Condition(**condition) for condition in values["conditions"])
         except FewshiftError as error:
             raise FewshiftError(f"{path} has an impossible condition: {error}") from error
-    for name in ("shots", "corruptions"):
+    for name in ("shots", "corruptions", "targets"):
         if name in values:
             values[name] = tuple(values[name])
     for corruption in values.get("corruptions", ()):
@@ -286,9 +200,7 @@ def _check(path: Path, grid: Grid) -> None:
         value = getattr(grid, name)
         if value and value not in known:
             raise FewshiftError(f"{path} has {name} = {value!r}: choose one of {', '.join(known)}")
-    for target in grid.targets:
-        if not grid.dataset and OF not in target:
-            raise FewshiftError(f"{path} names no dataset for '{target}': add one, or write DATASET/DOMAIN")
+    _check_targets(path, grid)
     for column in grid.columns:
         dataset = COLLECTIONS.get(column.dataset)
         fitting = METRICS if dataset is None else metrics_of(dataset.labels.unit)
@@ -314,6 +226,19 @@ def _check(path: Path, grid: Grid) -> None:
             raise FewshiftError(f"{path} has a row '{row.name}' that cannot be run ({error}): correct it") from error
 
 
+def _check_targets(path: Path, grid: Grid) -> None:
+    for target in grid.targets:
+        if not grid.dataset and OF not in target:
+            raise FewshiftError(f"{path} names no dataset for '{target}': add one, or write DATASET/DOMAIN")
+    named = {"tuned_on": grid.tuned_on} | {f"the row '{row.name}'": row.targets for row in grid.rows}
+    for where, targets in named.items():
+        for target in targets:
+            if target not in grid.targets:
+                raise FewshiftError(
+                    f"{path} has '{target}' in {where}, which is no target: choose from {', '.join(grid.targets)}"
+                )
+
+
 def _check_dense(path: Path, grid: Grid, dataset: str) -> None:
     for name in ("validate", "damage", "target", "corruptions"):
         if any(getattr(part, name, "") for part in (grid, *grid.rows)):
@@ -322,10 +247,10 @@ def _check_dense(path: Path, grid: Grid, dataset: str) -> None:
             )
 
 
-def _column(text: str, dataset: str) -> TargetColumn:
+def _column(text: str, dataset: str, tuned: bool) -> TargetColumn:
     origin, arrow, target = text.partition(ARROW)
     if not arrow:
         origin, target = "", text
     if not dataset:
         dataset, _, target = target.strip().partition(OF)
-    return TargetColumn(text, dataset, target.strip(), origin.strip())
+    return TargetColumn(text, dataset, target.strip(), origin.strip(), tuned)

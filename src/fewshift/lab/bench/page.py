@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +15,10 @@ from fewshift.lab.bench.features import FeatureGrid, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.pictures import clouds, pictures_of
 from fewshift.lab.bench.record import Record, Records
-from fewshift.lab.bench.results import grouped, outcomes, table_of
-from fewshift.lab.bench.trust import listing, picture, trials
+from fewshift.lab.bench.results import Outcome, grouped, outcomes, table_of
+from fewshift.lab.bench.trust import NetworkName, home_accuracies, trials
+from fewshift.lab.bench.trust_pictures import trust_pictures
+from fewshift.lab.bench.trust_tables import listing
 from fewshift.report.pages import Failure, Run, Section
 from fewshift.report.tables import with_average
 
@@ -34,10 +36,11 @@ def read_run(folder: Path) -> Run:
     ours = [record for key, record in records.items() if key in keys]
     times = sorted(record["began"] for record in ours if "began" in record)
     name = folder.resolve().name
-    sections = [_section(stem, grid, records) for stem, grid in grids.items()]
-    judged = [grids[section.name] for section in sections if section.trials]
-    finished = [outcome for grid in judged if isinstance(grid, Grid) for outcome in outcomes(grid, records)]
-    together = trials(finished) if len(judged) > 1 else []
+    finished = {stem: outcomes(grid, records) for stem, grid in grids.items() if isinstance(grid, Grid)}
+    homes = home_accuracies(outcome for group in finished.values() for outcome in group)
+    sections = [_section(stem, grid, records, finished.get(stem, []), homes) for stem, grid in grids.items()]
+    judged = [finished[section.name] for section in sections if section.trials]
+    together = trials((outcome for group in judged for outcome in group), homes) if len(judged) > 1 else []
     return Run(
         name,
         sections,
@@ -54,7 +57,13 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _section(name: str, grid: Grid | FeatureGrid, records: Mapping[str, Record]) -> Section:
+def _section(
+    name: str,
+    grid: Grid | FeatureGrid,
+    records: Mapping[str, Record],
+    finished: Sequence[Outcome],
+    homes: Mapping[NetworkName, float],
+) -> Section:
     cells = list({cell.key: cell for cell in grid.cells()}.values())
     results = {cell.key: records[cell.key]["result"] for cell in cells if "result" in records.get(cell.key, {})}
     section = Section(name, grid.title, cells=len(cells), done=len(results), failures=_failures(cells, records))
@@ -63,8 +72,7 @@ def _section(name: str, grid: Grid | FeatureGrid, records: Mapping[str, Record])
         compared = [(cell.label, results[cell.key]) for cell in grid.cells() if cell.key in results]
         gaps = [(label, result["gap_before"], result["gap_after"]) for label, result in compared]
         return replace(section, pictures=clouds(grid, records, key), gaps=gaps)
-    finished = outcomes(grid, records)
-    judged = trials(finished)
+    judged = trials(finished, homes)
     plain = [outcome for outcome in finished if "trust" not in outcome.result]  # the listing has the others
     return replace(
         section,
@@ -72,7 +80,7 @@ def _section(name: str, grid: Grid | FeatureGrid, records: Mapping[str, Record])
         trials=judged,
         listing=listing("Adaptations judged", judged) if judged else None,
         seeds=len(grid.seeds),
-        pictures=pictures_of(grid, plain, key) + picture(judged, key),
+        pictures=pictures_of(grid, plain, key) + trust_pictures(judged, key),
         classes=classes_of(grid, plain, key),
         scenes=scenes_of(grid, plain, key),
     )
@@ -92,8 +100,8 @@ def _cell_words(cell: Experiment) -> str:
     if isinstance(cell, FeatureCell):
         return cell.label
     shots = "" if cell.shots is None else f", k = {cell.shots}"
-    damage = f", {cell.damage}" if cell.damage else ""
-    return f"{cell.method} from {cell.source} to {cell.target}{shots}{damage}, seed {cell.seed}"
+    mistakes = "".join(f", {word}" for word in (cell.corruption, cell.damage) if word)
+    return f"{cell.method} from {cell.source} to {cell.target}{shots}{mistakes}, seed {cell.seed}"
 
 
 def _versions(records: Iterable[Record]) -> dict[str, str]:

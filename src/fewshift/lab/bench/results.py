@@ -67,16 +67,13 @@ def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
             _words(condition) if streams_differ else "",
             tuple(
                 Entry(
-                    {
-                        outcome.cell.seed: outcome.value
-                        for outcome in _finished(grid, row, column, shots, condition, records)
-                    },
+                    _by_seed(row, _finished(grid, row, column, shots, condition, records)),
                     _printed(row, column.label, shots),
                 )
                 for column in grid.columns
             ),
             _printed(row, "average", shots),
-            among=f"{condition.order} {condition.alpha} {row.target} {row.damage}",
+            among=f"{condition.order} {condition.alpha} {row.target} {row.damage} {row.corruptions}",
         )
         for row in grid.rows
         for shots, condition in product(row.shots or (None,), row.conditions)
@@ -118,6 +115,16 @@ def _finished(
         if value is not None:
             finished.append(Outcome(row, column, cell, result, value))
     return finished
+
+
+def _by_seed(row: GridRow, finished: Group) -> dict[int, float]:
+    """One value per seed: the mean over the row's corruptions, for seeds that have all of them."""
+    seeds = grouped(finished, lambda outcome: outcome.cell.seed)
+    return {
+        seed: statistics.fmean(outcome.value for outcome in group)
+        for seed, group in seeds.items()
+        if len(group) == len(row.corruptions or (None,))
+    }
 
 
 def _measured(grid: Grid, result: Mapping[str, Any]) -> float | None:
@@ -207,8 +214,12 @@ def points_of(grid: Grid, outcomes: Group, x: Callable[[Outcome], float]) -> dic
 
 def _per_seed(grid: Grid, outcomes: Group) -> list[float]:
     seeds = grouped(outcomes, lambda outcome: outcome.cell.seed)
-    by_target = [{outcome.column.label: outcome.value for outcome in group} for _, group in sorted(seeds.items())]
-    return [statistics.fmean(values.values()) for values in by_target if len(values) == len(grid.columns)]
+    by_target = [grouped(group, lambda outcome: outcome.column.label) for _, group in sorted(seeds.items())]
+    return [
+        statistics.fmean(statistics.fmean(outcome.value for outcome in group) for group in targets.values())
+        for targets in by_target
+        if len(targets) == len(grid.columns)
+    ]
 
 
 def brief(grid: Grid) -> str:

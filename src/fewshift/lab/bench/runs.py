@@ -9,7 +9,7 @@ from typing import Any
 
 from fewshift.core._files import whole
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench import trust
+from fewshift.lab.bench import trust_tables
 from fewshift.lab.bench.features import FeatureGrid, grid_file, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.materials import open_materials
@@ -97,13 +97,13 @@ class RunReport:
         """Numbers and words, ready for JSON."""
         grids = {grid.name: grid for grid in self.run.sections}
         states = ("done", "failed", "missing")
-        judged = {name: trust.plain(grid.trials) for name, grid in grids.items() if grid.trials}
+        judged = {name: trust_tables.plain(grid.trials) for name, grid in grids.items() if grid.trials}
         return {
             "page": str(self.page),
             "cells": {name: {state: getattr(grid, state) for state in states} for name, grid in grids.items()},
             "tables": {name: tables.plain(grid.table) for name, grid in grids.items() if grid.table is not None},
             **({"judged": judged} if judged else {}),
-            **({"judged_together": trust.plain(self.run.trials)} if self.run.trials else {}),
+            **({"judged_together": trust_tables.plain(self.run.trials)} if self.run.trials else {}),
         }
 
 
@@ -148,10 +148,10 @@ def _check(files: Sequence[Path], plans: Sequence[Grid | FeatureGrid]) -> None:
 
 
 def _trial_texts(title: str, judged: Sequence[Trial]) -> dict[str, str]:
-    listing = trust.listing(f"{title}: adaptations judged", judged)
+    listing = trust_tables.listing(f"{title}: adaptations judged", judged)
     return {
         "md": tables.listing_markdown(listing),
-        "csv": trust.comma_separated(judged),
+        "csv": trust_tables.comma_separated(judged),
         "tex": tables.listing_latex(listing),
     }
 

@@ -1,41 +1,35 @@
-"""Trust: the estimated gains of adaptations beside their true gains on test images."""
+"""Trust: the estimated gains of adaptations beside their true gains on test images, and the goals for both."""
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from fewshift.lab.bench.cell import OWN_SOURCE, Cell
 from fewshift.lab.bench.results import Outcome, grouped
 from fewshift.report import prose as words
-from fewshift.report import run_figures as figures
-from fewshift.report.pictures import Picture
-from fewshift.report.run_figures import Estimate
-from fewshift.report.tables import Listing
 from fewshift.trust.gain import LEVEL
 
 HARM = 1.0  # points of accuracy that may be lost before it counts
+MILD = 10.0  # points below its home accuracy at which a network has met a mild shift
 MOST_HARMFUL = 2.0  # percent of runs
-LEAST_KEPT = 90.0  # percent of the gain
-COVERAGE = (85.0, 95.0)  # percent of runs
+LEAST_KEPT = 92.0  # percent of the gain
+LEAST_KEPT_MILD = 60.0  # percent of the gain on mild shifts
+COVERAGE = (87.0, 95.0)  # percent of runs
 DECIMALS = 6  # of points: less than one image makes, more than rounding errors
-TOGETHER = "all"
 
-HEADER = (
-    "Accuracies and shares in %, gains over the source network in points, all on the same test images; "
-    "mean ± population standard deviation over all targets and seeds. The candidate is the adapted network before the "
-    f"guard. It is harmful if it is worse than the source by more than {HARM:g} point, and let through if the guard "
-    "accepted it. Gain kept: the gain of the returned networks, as a share of what a perfect guard would keep. "
-    f"Coverage: runs whose {100 * LEVEL:.0f} % interval holds the true gain of the candidate."
-)
+NetworkName = tuple[str, str]  # a data set, and the name of a source network
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One adaptation: the accuracies of three networks on the test images in percent, and the estimate of the gain."""
+    """One adaptation: the accuracies of three networks on the test images in percent, and the estimate of the gain.
+
+    `tuned`: thresholds were chosen with runs of this target in sight. `home` is the accuracy of the source network on
+    clean, unseen images of its own domains. `strength` is that of the evidence: the guard accepts above a threshold.
+    """
 
     condition: str
     shots: int | None
@@ -48,6 +42,10 @@ class Trial:
     estimate: float | None = None  # None where nothing could be held out
     low: float | None = None
     high: float | None = None
+    corruption: str | None = None
+    tuned: bool = False
+    home: float | None = None  # None where it was not measured
+    strength: float | None = None  # None where it was not recorded, minus infinity where there was no evidence
 
     @property
     def gain(self) -> float:
@@ -75,6 +73,11 @@ class Trial:
         if self.low is None or self.high is None:
             return None
         return round(self.low, DECIMALS) <= self.gain <= round(self.high, DECIMALS)
+
+    @property
+    def mild(self) -> bool | None:
+        """Whether the source network is nearly as good as at home; None where its home accuracy is unknown."""
+        return None if self.home is None else round(self.home - self.source, DECIMALS) <= MILD
 
 
 @dataclass(frozen=True)
@@ -130,15 +133,39 @@ class Goal:
         return f"{ {True: 'Met', False: 'Missed', None: 'Open'}[self.met] }: {self.words}."
 
 
-def trials(outcomes: Iterable[Outcome]) -> list[Trial]:
-    """The outcomes whose adaptation was judged; a cell that stands in several columns counts once."""
-    judged = {outcome.cell.key: outcome for outcome in outcomes if "trust" in outcome.result}
-    return [_trial(outcome) for outcome in judged.values()]
+def trials(outcomes: Iterable[Outcome], homes: Mapping[NetworkName, float]) -> list[Trial]:
+    """The outcomes whose adaptation was judged; a cell that stands in several columns counts once.
+
+    If one of these columns was tuned on, so was the cell.
+    """
+    judged = grouped((outcome for outcome in outcomes if "trust" in outcome.result), lambda outcome: outcome.cell.key)
+    return [
+        _trial(same[-1], any(outcome.column.tuned for outcome in same), homes.get(_network(same[-1].cell)))
+        for same in judged.values()
+    ]
 
 
-def _trial(outcome: Outcome) -> Trial:
+def home_accuracies(outcomes: Iterable[Outcome]) -> dict[NetworkName, float]:
+    """Each source network's accuracy on clean, unseen images of its own domains, in percent, over all such runs."""
+    at_home = [outcome for outcome in outcomes if "trust" in outcome.result and _is_home(outcome.cell)]
+    return {
+        network: statistics.fmean(100 * outcome.result["trust"]["accuracy"]["source"] for outcome in group)
+        for network, group in grouped(at_home, lambda outcome: _network(outcome.cell)).items()
+    }
+
+
+def _is_home(cell: Cell) -> bool:
+    return cell.target == OWN_SOURCE and cell.corruption is None and cell.damage is None
+
+
+def _network(cell: Cell) -> NetworkName:
+    return cell.dataset, cell.source
+
+
+def _trial(outcome: Outcome, tuned: bool, home: float | None) -> Trial:
     facts = outcome.result["trust"]
     gain = facts["gain"] or {}
+    strength = facts.get("strength")
     return Trial(
         outcome.row.name,
         outcome.cell.shots,
@@ -149,6 +176,10 @@ def _trial(outcome: Outcome) -> Trial:
         estimate=gain.get("point"),
         low=gain.get("low"),
         high=gain.get("high"),
+        corruption=outcome.cell.corruption,
+        tuned=tuned,
+        home=home,
+        strength=-math.inf if strength is None and "strength" in facts else strength,
     )
 
 
@@ -167,146 +198,59 @@ def summed(judged: Sequence[Trial]) -> Summary:
     )
 
 
-def _by_condition(judged: Iterable[Trial]) -> list[tuple[tuple[str, int | None], list[Trial]]]:
-    """Groups with one condition and k, in the order of appearance."""
-    return list(grouped(judged, lambda trial: (trial.condition, trial.shots)).items())
+def halves(judged: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """The trials that were tuned on, and those that check the result; all under "" if none was tuned on."""
+    if not any(trial.tuned for trial in judged):
+        return {"": list(judged)}
+    parts = {
+        "tuned on": [trial for trial in judged if trial.tuned],
+        "checked": [trial for trial in judged if not trial.tuned],
+    }
+    return {half: part for half, part in parts.items() if part}
 
 
-def goals(summary: Summary) -> tuple[Goal, ...]:
-    """What the guard and the interval have to reach to be trusted."""
-    least, most = COVERAGE
-    passed, kept, coverage = summary.let_through_share, summary.kept_share, summary.coverage
+def mild_shifts(judged: Iterable[Trial]) -> list[Trial]:
+    """The trials whose source network is nearly as good as at home."""
+    return [trial for trial in judged if trial.mild]
+
+
+def goals(judged: Sequence[Trial]) -> tuple[Goal, ...]:
+    """What the guard and the interval have to reach to be trusted, on trials that were not tuned on."""
+    checked = [trial for trial in judged if not trial.tuned]
+    where = "in the checked half " if len(checked) < len(judged) else ""
+    summary, (least, most) = summed(checked), COVERAGE
+    passed, coverage = summary.let_through_share, summary.coverage
     return (
         Goal(
             None if passed is None else passed <= MOST_HARMFUL,
-            f"harmful adaptations were let through in {summary.let_through} of {words.counted(summary.runs, 'run')} "
-            f"({_percent(passed)}), at most {MOST_HARMFUL:g} % are wanted",
+            f"{where}harmful adaptations were let through in {summary.let_through} of "
+            f"{words.counted(summary.runs, 'run')} ({percent(passed)}), at most {MOST_HARMFUL:g} % are wanted",
         ),
-        Goal(
-            None if kept is None else kept >= LEAST_KEPT,
-            f"{_percent(kept)} of the attainable gain was kept, at least {LEAST_KEPT:g} % is wanted"
-            if kept is not None
-            else "no adaptation would have gained anything, so there was nothing to keep",
-        ),
+        _kept_goal(summary, LEAST_KEPT, where),
+        _mild_goal(checked, where),
         Goal(
             None if coverage is None else least <= coverage <= most,
-            f"the {100 * LEVEL:.0f} % intervals held the true gain in {summary.covered} of "
-            f"{words.counted(summary.intervals, 'run')} ({_percent(coverage)}), {least:g} to {most:g} % are wanted",
+            f"{where}the {100 * LEVEL:.0f} % intervals held the true gain in {summary.covered} of "
+            f"{words.counted(summary.intervals, 'run')} ({percent(coverage)}), {least:g} to {most:g} % are wanted",
         ),
     )
 
 
-# tables
+def _mild_goal(checked: Sequence[Trial], where: str) -> Goal:
+    if all(trial.mild is None for trial in checked):
+        return Goal(None, f"{where}no network was tested on its own source, so it is unknown which shifts are mild")
+    return _kept_goal(summed(mild_shifts(checked)), LEAST_KEPT_MILD, f"{where}on mild shifts ")
 
 
-COLUMNS: dict[str, Callable[[Summary], str]] = {
-    "runs": lambda summary: str(summary.runs),
-    "source accuracy": lambda summary: _over(summary.source),
-    "true gain, candidate": lambda summary: _over(summary.gains, "+z"),
-    "true gain, returned": lambda summary: _over(summary.kept, "+z"),
-    "estimated gain": lambda summary: _over(summary.estimates, "+z"),
-    "accepted": lambda summary: _percent(100 * summary.accepted / summary.runs),
-    "harmful candidates": lambda summary: str(summary.harmful),
-    "harmful let through": lambda summary: f"{summary.let_through} ({_percent(summary.let_through_share)})",
-    "gain kept": lambda summary: _percent(summary.kept_share),
-    "coverage": lambda summary: _percent(summary.coverage),
-}
-
-
-def listing(title: str, judged: Sequence[Trial]) -> Listing:
-    """A line for each condition and k, one for all, and whether the goals were met."""
-    groups = [((name, "-" if shots is None else str(shots)), group) for (name, shots), group in _by_condition(judged)]
-    if len(groups) > 1:
-        groups.append(((TOGETHER, ""), list(judged)))
-    return Listing(
-        title,
-        HEADER,
-        ("condition", "k", *COLUMNS),
-        tuple((*leading, *(tell(summed(group)) for tell in COLUMNS.values())) for leading, group in groups),
-        tuple(goal.sentence for goal in goals(summed(judged))),
+def _kept_goal(summary: Summary, least: float, where: str) -> Goal:
+    kept = summary.kept_share
+    if kept is None:
+        return Goal(None, f"{where}no adaptation would have gained anything, so there was nothing to keep")
+    return Goal(
+        kept >= least, f"{where}{percent(kept)} of the attainable gain was kept, at least {least:g} % is wanted"
     )
 
 
-def comma_separated(judged: Iterable[Trial]) -> str:
-    """One line per trial, with all its numbers."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = [each.name for each in fields(Trial)]
-    writer.writerow([{"shots": "k"}.get(name, name) for name in names])
-    for trial in judged:
-        writer.writerow([_cell(getattr(trial, name)) for name in names])
-    return text.getvalue()
-
-
-def plain(judged: Sequence[Trial]) -> dict[str, Any]:
-    """Numbers and words, ready for JSON."""
-    lines = [{"condition": name, "k": k, **_numbers(summed(group))} for (name, k), group in _by_condition(judged)]
-    together = summed(judged)
-    return {"lines": lines, TOGETHER: _numbers(together), "goals": [asdict(goal) for goal in goals(together)]}
-
-
-COUNTS = ("accepted", "harmful", "let_through", "attainable", "let_through_share", "kept_share", "coverage")
-
-
-def _numbers(summary: Summary) -> dict[str, Any]:
-    draws = {
-        "source_accuracy": summary.source,
-        "candidate_gain": summary.gains,
-        "returned_gain": summary.kept,
-        "estimated_gain": summary.estimates,
-    }
-    means = {
-        name: {"mean": statistics.fmean(values), "spread": statistics.pstdev(values), "n": len(values)}
-        if values
-        else None
-        for name, values in draws.items()
-    }
-    return {"runs": summary.runs, **means, **{name: getattr(summary, name) for name in COUNTS}}
-
-
-# picture
-
-
-def picture(judged: Sequence[Trial], key: str) -> list[Picture]:
-    """The estimated gain of every candidate against its true gain; no picture where nothing was estimated."""
-    estimates: dict[str, list[Estimate]] = {}
-    for trial in judged:
-        if trial.estimate is not None and trial.low is not None and trial.high is not None:
-            estimate = Estimate(trial.gain, trial.estimate, trial.low, trial.high)
-            estimates.setdefault(trial.condition, []).append(estimate)
-    if not estimates:
-        return []
-    summary = summed(judged)
-    facts = "; ".join(
-        f"{name}: {words.counted(len(group), 'run')}, true {_over([each.truth for each in group], '+z')}, "
-        f"estimated {_over([each.point for each in group], '+z')}"
-        for name, group in estimates.items()
-    )
-    coverage = (
-        f"{summary.covered} of {summary.intervals} intervals ({_percent(summary.coverage)}) hold the true gain and "
-        "cross the diagonal"
-    )
-    svg = figures.estimates(
-        estimates,
-        across="true gain, points",
-        label="estimated gain, points",
-        key=f"{key}trust",
-        alt=f"Estimated against true gain of adaptation, one mark per run. {facts}. {words.sentence(coverage)}.",
-    )
-    caption = (
-        "Estimated against true gain of the candidates, in points: one mark per run, the line through it is its "
-        f"{100 * LEVEL:.0f} % interval. On the dashed diagonal an estimate is exact; {coverage}."
-    )
-    return [Picture(svg, caption)]
-
-
-def _over(values: Sequence[float], sign: str = "") -> str:
-    return words.over_draws(values, sign) if values else "-"
-
-
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share in words; a dash where there is none."""
     return "-" if share is None else f"{share:.1f} %"
-
-
-def _cell(value: object) -> object:
-    return f"{value:.4f}" if isinstance(value, float) else value
