@@ -115,8 +115,8 @@ def test_with_few_images_a_clear_shift_decides_where_labels_are_silent():
     assert not decide("not-worse", Evidence(silent, OF_IMAGES, shift=seen(1.2))).accepted
 
 
-def test_images_of_few_classes_are_unlike_the_source_anyway_and_their_shift_does_not_count():
-    skewed = Evidence(gain(*[0] * 7), OF_IMAGES, shift=seen(2.5), weakness=Weakness.FEW_CLASSES)
+def test_images_that_lack_a_class_are_unlike_the_source_anyway_and_their_shift_does_not_count():
+    skewed = Evidence(gain(*[0] * 7), OF_IMAGES, shift=seen(2.5), unseen=("otter",))
     assert not decide("not-worse", skewed).accepted
 
 

@@ -298,7 +298,8 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
 def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
     if not isinstance(evidence.held, ImageAnswers):
         return Verdict(gain.point > 0 or (gain.point == 0 and gain.loss_change < 0), Rule.POINT)
-    strength = Strength.of(gain, None if evidence.weakness is Weakness.FEW_CLASSES else evidence.shift)
+    # without images of a class a sample is unlike the source anyway
+    strength = Strength.of(gain, None if evidence.unseen else evidence.shift)
     return Verdict(strength.together > SURE, Rule.STRENGTH, strength=strength)
 
 
