@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def adapt(
     validate: Any = "cv",
     accept: Accept = "not-worse",
     size: str | None = None,
+    drop_suspects: bool = False,
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: _progress.Listener | None = None,
@@ -75,7 +77,8 @@ def adapt(
     support, cross-validated), "loo" (one image left out at a time), labelled images of the target that are not in the
     support, or None. `accept` is the guard: "not-worse" (something speaks for it, nothing against it), "better", a
     number of points that the whole interval has to exceed, a callable that takes the gain, or "always". A rejected
-    adaptation comes back as the source network.
+    adaptation comes back as the source network. `drop_suspects` adapts once more without the images whose label looks
+    wrong, if there are any: `dropped` of the result.
 
     The model is never changed, nor is the global random state; the same arguments and seed give the same result.
     """
@@ -101,7 +104,7 @@ def adapt(
         predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)
     verdict = decide(accept, evidence)
     candidate = predictor.to(opened.home)
-    return Adaptation(
+    result = Adaptation(
         model=candidate if verdict.accepted else network.with_tensors({}).to(opened.home),
         source=model,
         method=chosen,
@@ -120,6 +123,14 @@ def adapt(
         seed=seed,
         seconds=time.perf_counter() - began,
     )
+    if not drop_suspects or target.support is None or not result.suspects:
+        return result
+    again = adapt(
+        model, result.suspects.removed_from(target.support), method=chosen, unlabelled=unlabelled, loss=loss,
+        preprocess=preprocess, augment=augment, classes=classes, head=head, validate=validate, accept=accept, seed=seed,
+        device=device, progress=progress,
+    )  # fmt: skip
+    return replace(again, dropped=tuple(result.suspects), seconds=time.perf_counter() - began)
 
 
 def compare(
