@@ -28,7 +28,7 @@ from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of, sized
 from fewshift.models.cards import known_card
 from fewshift.models.libraries import load
-from fewshift.opening import open_networks, open_target
+from fewshift.opening import Opened, open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
 from fewshift.report.results import Adaptation, Inspection, layer_reports
@@ -96,18 +96,29 @@ def adapt(
             classes=classes, shots=shots, head=head, seed=seed, device=device,
         )  # fmt: skip
         judges = opened.evidence_from(validate, preprocess)
-        network, target = opened.network, opened.target
-        fitted, choice = fit_chosen(network, target, chosen, seed)
-        evidence = gather(network, target, chosen, fitted, choice, judges, seed)
-        # of several candidates, the temperature is that of the one that was taken
-        held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
-        predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)
+        result = _adapted(opened, chosen, judges, accept, seed)
+        if drop_suspects and opened.target.support is not None and result.suspects:
+            left = replace(opened.target, support=result.suspects.removed_from(opened.target.support))
+            again = _adapted(replace(opened, target=left), chosen, judges, accept, seed)
+            result = replace(again, dropped=tuple(result.suspects))
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _adapted(opened: Opened, method: Method, judges: str | Support | None, accept: Accept, seed: int) -> Adaptation:
+    """Fit, gather the evidence, calibrate and decide."""
+    began = time.perf_counter()
+    network, target = opened.network, opened.target
+    fitted, choice = fit_chosen(network, target, method, seed)
+    evidence = gather(network, target, method, fitted, choice, judges, seed)
+    # of several candidates, the temperature is that of the one that was taken
+    held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
+    predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)
     verdict = decide(accept, evidence)
     candidate = predictor.to(opened.home)
-    result = Adaptation(
+    return Adaptation(
         model=candidate if verdict.accepted else network.with_tensors({}).to(opened.home),
-        source=model,
-        method=chosen,
+        source=opened.model,
+        method=method,
         verdict=verdict,
         evidence=evidence,
         choice=choice,
@@ -123,14 +134,6 @@ def adapt(
         seed=seed,
         seconds=time.perf_counter() - began,
     )
-    if not drop_suspects or target.support is None or not result.suspects:
-        return result
-    again = adapt(
-        model, result.suspects.removed_from(target.support), method=chosen, unlabelled=unlabelled, loss=loss,
-        preprocess=preprocess, augment=augment, classes=classes, head=head, validate=validate, accept=accept, seed=seed,
-        device=device, progress=progress,
-    )  # fmt: skip
-    return replace(again, dropped=tuple(result.suspects), seconds=time.perf_counter() - began)
 
 
 def compare(

@@ -62,7 +62,7 @@ class Suspects(Sequence[Suspect]):
             raise FewshiftError(
                 f"all {len(support)} labels of the support look wrong: check the order of the classes, or keep them"
             )
-        return support.part(others(torch.tensor([suspect.position for suspect in self]), len(support)))
+        return support.part(others(_positions(self), len(support)))
 
 
 def find_suspects(
@@ -76,8 +76,7 @@ def find_suspects(
     networks = [held for held in answers if isinstance(held, ImageAnswers)]
     if not networks:
         return Suspects()
-    images, probabilities = held_out_probabilities(networks)
-    labels = support.targets.cpu()[images]
+    images, labels, probabilities = held_out_probabilities(networks)
     names = support.classes or tuple(str(label) for label in range(probabilities.shape[1]))
     suspects = []
     for row, predicted in contradicted(labels, probabilities).items():
@@ -98,8 +97,8 @@ def find_suspects(
     return Suspects(tuple(suspects), _gain_without(suspects, judged, weak))
 
 
-def held_out_probabilities(networks: Sequence[ImageAnswers]) -> tuple[Tensor, Tensor]:
-    """The images (n,), and the mean probabilities (n, classes) of the source network and of every adapted one.
+def held_out_probabilities(networks: Sequence[ImageAnswers]) -> tuple[Tensor, Tensor, Tensor]:
+    """Images (n,), labels (n,), and the mean probabilities (n, classes) of the source network and all adapted ones.
 
     Each network has its best temperature. Where adaptation fits wrong labels, the source network objects; where the
     source network fails, the adapted ones speak.
@@ -110,7 +109,8 @@ def held_out_probabilities(networks: Sequence[ImageAnswers]) -> tuple[Tensor, Te
     finite = [each for each in logits if torch.isfinite(each).all()]
     tempered = torch.stack([(each / temperature(each, first.labels)).softmax(1) for each in finite]).mean(0)
     sums = tempered.new_zeros(len(images), tempered.shape[1]).index_add_(0, rows, tempered)
-    return images, sums / rows.bincount()[:, None]
+    labels = first.labels.new_empty(len(images)).index_copy_(0, rows, first.labels)
+    return images, labels, sums / rows.bincount()[:, None]
 
 
 def contradicted(labels: Tensor, probabilities: Tensor, margin: float = MARGIN) -> Mapping[int, int]:
@@ -133,5 +133,9 @@ def _gain_without(suspects: Sequence[Suspect], judged: HeldOut | None, weak: boo
     """What the other held-out images say; None if there are none."""
     if judged is None or not suspects:
         return None
-    rows = ~torch.isin(judged.images, torch.tensor([suspect.position for suspect in suspects]))
+    rows = ~torch.isin(judged.images, _positions(suspects))
     return judged.part(rows).gain(weak=weak) if rows.any() else None
+
+
+def _positions(suspects: Sequence[Suspect]) -> Tensor:
+    return torch.tensor([suspect.position for suspect in suspects], dtype=torch.long)
