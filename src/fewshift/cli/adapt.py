@@ -119,7 +119,7 @@ def _print_suspects(result: Adaptation, *, drop: bool) -> None:
     for phrase in filter(None, (suspects.looks_wrong(result.suspects), suspects.gain_without(result.suspects))):
         typer.echo(phrase)
     if result.suspects and not drop:
-        typer.echo("--drop-suspects adapts without them")
+        typer.echo("--drop-suspects adapts again without " + ("it" if len(result.suspects) == 1 else "them"))
 
 
 def _condition(text: str) -> str | float:
