@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of, sized
 from fewshift.models.cards import known_card
 from fewshift.models.libraries import load
-from fewshift.opening import open_networks, open_target
+from fewshift.opening import Opened, open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
 from fewshift.report.results import Adaptation, Inspection, layer_reports
@@ -58,6 +59,7 @@ def adapt(
     validate: Any = "cv",
     accept: Accept = "not-worse",
     size: str | None = None,
+    drop_suspects: bool = False,
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: _progress.Listener | None = None,
@@ -75,7 +77,8 @@ def adapt(
     support, cross-validated), "loo" (one image left out at a time), labelled images of the target that are not in the
     support, or None. `accept` is the guard: "not-worse" (the evidence for it is stronger than chance), "better", a
     number of points that the whole interval has to exceed, a callable that takes the gain, or "always". A rejected
-    adaptation comes back as the source network.
+    adaptation comes back as the source network. `drop_suspects` adapts once more without the images whose label looks
+    wrong, if there are any: `dropped` of the result.
 
     The model is never changed, nor is the global random state; the same arguments and seed give the same result.
     """
@@ -93,18 +96,29 @@ def adapt(
             classes=classes, shots=shots, head=head, seed=seed, device=device,
         )  # fmt: skip
         judges = opened.evidence_from(validate, preprocess)
-        network, target = opened.network, opened.target
-        fitted, choice = fit_chosen(network, target, chosen, seed)
-        evidence = gather(network, target, chosen, fitted, choice, judges, seed)
-        # of several candidates, the temperature is that of the one that was taken
-        held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
-        predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)
+        result = _adapted(opened, chosen, judges, accept, seed)
+        if drop_suspects and opened.target.support is not None and result.suspects:
+            left = replace(opened.target, support=result.suspects.removed_from(opened.target.support))
+            again = _adapted(replace(opened, target=left), chosen, judges, accept, seed)
+            result = replace(again, dropped=tuple(result.suspects))
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _adapted(opened: Opened, method: Method, judges: str | Support | None, accept: Accept, seed: int) -> Adaptation:
+    """Fit, gather the evidence, calibrate and decide."""
+    began = time.perf_counter()
+    network, target = opened.network, opened.target
+    fitted, choice = fit_chosen(network, target, method, seed)
+    evidence = gather(network, target, method, fitted, choice, judges, seed)
+    # of several candidates, the temperature is that of the one that was taken
+    held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
+    predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)
     verdict = decide(accept, evidence)
     candidate = predictor.to(opened.home)
     return Adaptation(
         model=candidate if verdict.accepted else network.with_tensors({}).to(opened.home),
-        source=model,
-        method=chosen,
+        source=opened.model,
+        method=method,
         verdict=verdict,
         evidence=evidence,
         choice=choice,

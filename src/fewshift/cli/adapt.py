@@ -50,6 +50,9 @@ def adapt(
     size: Annotated[
         str | None, typer.Option(help="any, or small: change BatchNorm and the head alone, kilobytes. For auto.")
     ] = None,
+    drop_suspects: Annotated[
+        bool, typer.Option("--drop-suspects", help="Adapt once more without the images whose label looks wrong.")
+    ] = False,
     head: Head = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -70,8 +73,8 @@ def adapt(
     with network.opened() as (model, arguments):
         result = fewshift.adapt(
             model, support, method=chosen, unlabelled=unlabelled, shots=shots, **arguments,
-            validate=None if validate == "none" else validate, accept=_condition(accept), size=size, head=head,
-            seed=seed,
+            validate=None if validate == "none" else validate, accept=_condition(accept), size=size,
+            drop_suspects=drop_suspects, head=head, seed=seed,
         )  # fmt: skip
     keep = out is not None and (result.accepted or write_rejected)
     written = {
@@ -82,6 +85,7 @@ def adapt(
         print_json(result.to_json() | {name: path and str(path) for name, path in written.items()})
     else:
         _print(result, written)
+        _print_suspects(result, drop=drop_suspects)
     if not result.accepted:
         raise typer.Exit(3)
 
@@ -103,6 +107,19 @@ def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
     print_written(written)
     if not result.accepted and written["delta"] is None:
         typer.echo("no delta was written; --write-rejected --out FILE writes it all the same")
+
+
+def _print_suspects(result: Adaptation, *, drop: bool) -> None:
+    from fewshift.report import suspects
+
+    if result.dropped:
+        typer.echo(suspects.dropped(result.dropped))
+    elif drop:
+        typer.echo("no label looks wrong: nothing was dropped")
+    for phrase in filter(None, (suspects.looks_wrong(result.suspects), suspects.gain_without(result.suspects))):
+        typer.echo(phrase)
+    if result.suspects and not drop:
+        typer.echo("--drop-suspects adapts again without " + ("it" if len(result.suspects) == 1 else "them"))
 
 
 def _condition(text: str) -> str | float:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fewshift.core.metrics import tally
 from fewshift.images.preprocess import Preprocess
+from fewshift.report.prose import sentence
 from fewshift.report.scenes import Thumbnail, as_bytes, photograph, thumbnail
+from fewshift.report.suspects import place
 from fewshift.trust.held_out import ImageAnswers
+from fewshift.trust.suspects import Suspect
 
 if TYPE_CHECKING:
     from fewshift.report.results import Adaptation
@@ -66,6 +69,15 @@ class Flip:
         if self.asked == 1:
             return self.adapted[0][0]
         return ", ".join(f"{name} ({times} of {self.asked} times)" for name, times in self.adapted)
+
+
+@dataclass(frozen=True)
+class PicturedSuspect:
+    """A support image whose label looks wrong: its file or number, and its picture if it is one."""
+
+    suspect: Suspect
+    place: str
+    picture: Thumbnail | None
 
 
 @dataclass(frozen=True)
@@ -150,8 +162,25 @@ def flipped(held: ImageAnswers, names: Sequence[str]) -> list[Flip]:
 
 def _pictured(flip: Flip, image: Tensor, preprocess: Preprocess | None) -> Flip:
     """With a thumbnail, if the image is a picture."""
-    if image.ndim != 3 or len(image) not in (1, 3):
-        return flip
     alt = f"Image {flip.image}, {flip.truth}: {flip.source} to the source network, {flip.answers} once adapted."
-    picture = thumbnail(photograph(as_bytes(image, preprocess)), alt, SMALL)
-    return Flip(flip.image, flip.truth, flip.source, flip.adapted, flip.asked, flip.verdict, picture)
+    return replace(flip, picture=_small(image, alt, preprocess))
+
+
+def pictured_suspects(result: Adaptation) -> list[PicturedSuspect]:
+    """The support images whose label looks wrong, as many as a page shows."""
+    if result.support is None:
+        return []
+    rows = []
+    for suspect in result.suspects[:MOST]:
+        name = place(suspect)
+        alt = f"{sentence(name)}, labelled {suspect.label_name}, looks like {suspect.predicted_name}."
+        picture = _small(result.support.images[suspect.position], alt, result.preprocess)
+        rows.append(PicturedSuspect(suspect, name, picture))
+    return rows
+
+
+def _small(image: Tensor, alt: str, preprocess: Preprocess | None) -> Thumbnail | None:
+    """A thumbnail, if the image is a picture."""
+    if image.ndim != 3 or len(image) not in (1, 3):
+        return None
+    return thumbnail(photograph(as_bytes(image, preprocess)), alt, SMALL)

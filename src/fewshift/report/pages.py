@@ -17,7 +17,8 @@ from fewshift.core.method import Needs
 from fewshift.methods.catalog import METHODS
 from fewshift.report import choosing, figures, pictures
 from fewshift.report import prose as words
-from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, judged
+from fewshift.report import suspects as labelling
+from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, judged, pictured_suspects
 from fewshift.report.pictures import Picture
 from fewshift.report.render import rendered
 from fewshift.report.scenes import Scene, change_of, counted_at, side_by_side, support_scenes
@@ -51,6 +52,8 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
         changes=words.changes(result),
         judged=held,
         facts=words.other_facts(result),
+        suspects=pictured_suspects(result),
+        labelling=labelling,
         tried=[] if result.choice is None else choosing.candidates(result.choice),
         verdicts=(WRONG, RIGHT, STILL),
         tally=[f"{held.count(kind)} {kind}" for kind in (WRONG, RIGHT, STILL) if held.count(kind)] if held else [],

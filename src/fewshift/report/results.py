@@ -17,12 +17,13 @@ from fewshift.core.network import Layer, Network, Skipped
 from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
-from fewshift.report import choosing, prose
+from fewshift.report import choosing, prose, suspects
 from fewshift.trust.calibration import Calibration
 from fewshift.trust.choice import Choice
 from fewshift.trust.gain import Gain
 from fewshift.trust.guard import Evidence, Verdict
 from fewshift.trust.shift import Shift, shift
+from fewshift.trust.suspects import Suspect, Suspects, find_suspects
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Adaptation:
     preprocess: Preprocess | None
     seed: int
     seconds: float
+    dropped: tuple[Suspect, ...] = ()  # images that a first adaptation had and this one has not
 
     @property
     def accepted(self) -> bool:
@@ -101,6 +103,15 @@ class Adaptation:
             return shift(self.source, images)
         return None
 
+    @cached_property
+    def suspects(self) -> Suspects:
+        """Support images whose label looks wrong, and the gain without them; none where none could be held out."""
+        judged = None if self.validation is not None else self.evidence.held
+        answers = [judged] if self.choice is None else self.choice.answers.values()
+        known = [held for held in answers if held is not None]
+        weak = self.gain is not None and self.gain.weak
+        return Suspects() if self.support is None else find_suspects(self.support, known, judged, weak=weak)
+
     def _delta(self, model: nn.Module) -> Delta:
         return Delta.between(
             self.source,
@@ -122,11 +133,15 @@ class Adaptation:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the networks, as JSON knows it."""
+        without = self.suspects.gain_without
         return {
             "accepted": self.accepted,
             "reason": self.reason,
             "gain": None if self.gain is None else asdict(self.gain),
             "facts": prose.facts(self.evidence),
+            "suspects": [suspects.plain(suspect) for suspect in self.suspects],
+            "gain_without_suspects": None if without is None else asdict(without),
+            "dropped": [suspects.plain(suspect) for suspect in self.dropped],
             "calibration": None if self.calibration is None else _plain(self.calibration),
             "method": self.method.name,
             "settings": self.method.settings(),
