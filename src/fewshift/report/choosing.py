@@ -25,6 +25,8 @@ def chosen(result: Adaptation) -> str:
     rest = ", ".join(f"{name} {right[name]}" for name in choice.allowed if name != choice.chosen)
     if not choice.decisive:
         said = f"{sentence(choice.chosen)} was taken: with one image of a class, held-out images cannot choose."
+    elif choice.doubtful:
+        said = f"{sentence(choice.chosen)} was taken: too many labels look wrong to learn more from them ({rest})."
     elif rest:
         said = f"{sentence(choice.chosen)} was taken: {right[choice.chosen]} of held-out images right ({rest})."
     else:

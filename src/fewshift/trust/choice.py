@@ -18,6 +18,9 @@ from fewshift.core.support import Support, Target
 from fewshift.errors import DivergedError
 from fewshift.trust.gain import by_image, standard_error
 from fewshift.trust.held_out import HeldOut, answered, answers, asked
+from fewshift.trust.suspects import suspected
+
+MOST_SUSPECTED = 0.25  # of the labels: with more, only what needs them least is taken
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,19 @@ class Choice:
     allowed: tuple[str, ...]  # the candidates that the settings let be chosen
     decisive: bool = True  # whether these images may overrule the preference
     large: tuple[str, ...] = ()  # the candidates that change more than BatchNorm and the head
+    doubtful: bool = False  # whether too many labels look wrong to learn from
 
     @classmethod
     def of(
         cls, answers: Mapping[str, HeldOut], allowed: Sequence[str] | None = None, *, decisive: bool = True
     ) -> Choice:
-        """Choose one of the allowed candidates; without `allowed`, of all."""
+        """Choose one of the allowed candidates; without `allowed`, of all.
+
+        If too many labels look wrong, that is the last one, which learns least from them.
+        """
         names = tuple(name for name in answers if allowed is None or name in allowed)
+        if decisive and suspected(list(answers.values())) > MOST_SUSPECTED:
+            return cls(answers, names[-1], names, decisive, doubtful=True)
         chosen = choose({name: answers[name] for name in names}) if decisive else names[0]
         return cls(answers, chosen, names, decisive)
 
@@ -47,7 +56,7 @@ class Choice:
         """
         allowed = {name: self.answers[name] for name in self.allowed}
         result = self.answers[self.chosen]
-        if not self.decisive or len(allowed) == 1:
+        if not self.decisive or self.doubtful or len(allowed) == 1:
             return result
         for fold in result.folds.unique().tolist():
             mine = result.folds == fold

@@ -97,6 +97,15 @@ def find_suspects(
     return Suspects(tuple(suspects), _gain_without(suspects, judged, weak))
 
 
+def suspected(answers: Sequence[HeldOut]) -> float:
+    """The share of labels that look wrong; 0 with pixel labels."""
+    networks = [held for held in answers if isinstance(held, ImageAnswers)]
+    if not networks:
+        return 0.0
+    images, labels, probabilities = held_out_probabilities(networks)
+    return len(contradicted(labels, probabilities)) / len(images)
+
+
 def held_out_probabilities(networks: Sequence[ImageAnswers]) -> tuple[Tensor, Tensor, Tensor]:
     """Images (n,), labels (n,), and the mean probabilities (n, classes) of the source network and all adapted ones.
 
