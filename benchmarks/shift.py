@@ -4,6 +4,9 @@ What each layer sees of each image is read once. Then N images are drawn again a
 other images of the source. The digits need no data. With --data-root and --weights the same is done for the networks
 in that folder: pacs-<target>.safetensors, whose source images are the published validation lists of the other three
 domains, and camvid-dusk.safetensors, which was trained on the frames of the day.
+
+--corruptions asks how many images it takes to notice a corruption: of images of the network's own source that it was
+not trained on, clean and corrupted at three strengths, how many draws of N raise an alarm?
 """
 
 from __future__ import annotations
@@ -16,15 +19,22 @@ import torch
 from torch import nn
 
 from fewshift.core.support import Unlabelled
+from fewshift.lab.bench.cell import OWN_SOURCE, Cell
+from fewshift.lab.bench.materials import open_materials
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.catalog import find_collection
 from fewshift.lab.datasets.copies import from_list, load_scenes
+from fewshift.lab.datasets.corruptions import OPERATIONS, STRENGTHS, corrupted
+from fewshift.lab.datasets.domain import Domain
 from fewshift.models import libraries as models
 from fewshift.models.cards import known_card
 from fewshift.trust.shift import Seen, judged, look
 
 COUNTS = (1, 2, 3, 5, 10, 20, 50, 100)
 AGAINST = 50  # source images
+OF_CORRUPTED = (1, 5, 20, 50)  # images
+CORRUPTED_DRAWS = 10
+POOL = 200  # images that are corrupted and drawn from
 View = dict[str, Seen]
 
 
@@ -71,7 +81,8 @@ def show_pacs(file: Path, target: str, root: Path, draws: int) -> None:
 def show_camvid(file: Path, root: Path, draws: int) -> None:
     loaded = models.load(None, file)
     day, dusk = (
-        view(loaded, load_scenes("camvid", it, root, known_card(loaded).preprocess), most=120) for it in ("day", "dusk")
+        view(loaded, load_scenes("camvid", time, root, known_card(loaded).preprocess), most=120)
+        for time in ("day", "dusk")
     )
     show_both("CamVid by day", "day", day, "dusk", dusk, draws)
 
@@ -82,6 +93,41 @@ def show_both(name: str, own_name: str, own: View, other_name: str, other: View,
     show(f"{name}: {own_name}, against {AGAINST}", own, draws, own)
     show(f"{name}: {other_name}", other, draws)
     show(f"{name}: {other_name}, against {AGAINST}", other, draws, own)
+
+
+def corruption_rows(weights: Path | None, data_root: Path | None, draws: int) -> None:
+    """How many draws of N images of a network's own source raise an alarm, clean and corrupted."""
+    files = sorted(weights.glob("pacs-*.safetensors")) if weights is not None and data_root is not None else []
+    materials = open_materials(str(data_root) if data_root else None, str(weights) if weights else None)
+    print(f"alarms in % of {draws} draws of N clean images, and in {CORRUPTED_DRAWS} draws of corrupted ones for the")
+    print(f"strengths 1/2/3; the last column is one image against {AGAINST} clean ones")
+    print(f"{'':40}" + "".join(f"{column:>12}" for column in (*(f"N={count}" for count in OF_CORRUPTED), "1 against")))
+    for source in ("mnist", "uci", *(file.stem for file in files)):
+        cell = Cell("digits" if source in digits.PLACES else "pacs", source, OWN_SOURCE, "source")
+        pool = materials.domain(cell)
+        order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(0))
+        show_corruptions(source, materials.network(cell), pool.subset(order[:POOL]).cached(), draws)
+
+
+def show_corruptions(source: str, network: nn.Module, pool: Domain, draws: int) -> None:
+    def seen(domain: Domain) -> View:
+        return view(network, domain.images(torch.arange(len(domain))))
+
+    clean = seen(pool)
+    print_rates(f"{source}: clean", [rates(clean, clean, draws)], "{:.1f}")
+    for name in OPERATIONS:
+        views = [seen(corrupted(pool, f"{name} {strength}")) for strength in STRENGTHS]
+        print_rates(f"{source}: {name}", [rates(view, clean, CORRUPTED_DRAWS) for view in views], "{:.0f}")
+
+
+def rates(seen: View, clean: View, draws: int) -> list[float]:
+    """Alarms in percent for every N, and for one image against clean ones."""
+    return [rate(seen, count, draws, None) for count in OF_CORRUPTED] + [rate(seen, 1, draws, clean)]
+
+
+def print_rates(what: str, rows: Sequence[Sequence[float]], form: str) -> None:
+    *alone, against = ("/".join(form.format(value) for value in column) for column in zip(*rows, strict=True))
+    print(f"{what:40}" + "".join(f"{cell:>12}" for cell in (*alone, against)), flush=True)
 
 
 def view(network: nn.Module, images: object, most: int = 2000) -> View:
@@ -127,5 +173,9 @@ if __name__ == "__main__":
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--data-root", type=Path, help="where pacs/ and pacs_splits/, and camvid/, lie")
     parser.add_argument("--weights", type=Path, help="a folder of networks")
+    parser.add_argument("--corruptions", action="store_true", help="corruptions of the networks' own images instead")
     options = parser.parse_args()
-    main(options.draws, options.data_root, options.weights)
+    if options.corruptions:
+        corruption_rows(options.weights, options.data_root, options.draws)
+    else:
+        main(options.draws, options.data_root, options.weights)

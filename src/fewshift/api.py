@@ -38,7 +38,7 @@ from fewshift.trust.calibration import calibrate
 from fewshift.trust.choice import adapted_to, fit_chosen
 from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
-from fewshift.trust.leaks import find_leaks, refuse_leaks
+from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.shift import shift
 
 __all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]  # elsewhere
@@ -241,6 +241,8 @@ def learning_curve(
         network = opened.network
         pool = opened.target.need_support(chosen.name).checked(network.output)
         others = None if labelled is None else opened.labelled_apart(labelled, preprocess)
+        if others is None:
+            refuse_repeats(pool)
         ks = curve.checked_shots(shots, pool, outside=others is not None)
         places = curve.rotated(curve.strata(pool), ks[-1], draws, seed)
         adapted = adapted_to(network, opened.target, chosen, seed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 
 import pytest
+from PIL import Image
 
 import fewshift
 from fewshift import Preprocess
@@ -23,11 +25,14 @@ def test_the_command_prints_what_the_function_returns(run, place):
         small_network(), place / "photos", method=L2(epochs=1), shots=(1, 3), draws=2, preprocess=STEPS
     )
     lines = done.stdout.splitlines()
+    assert expected.title in lines
     assert expected.words in lines
     assert expected.luck in lines
     rows = [line.split()[:4] for line in lines if line.strip()[:2] in ("1 ", "3 ")]
     assert rows == [list(row.values())[:4] for row in expected.table()]
-    assert "<html" in page.read_text()
+    written = " ".join(unescape(page.read_text()).split())
+    for sentence in (expected.title, expected.words, expected.luck):
+        assert sentence[1:] in written
 
 
 def test_json_is_what_the_function_returns(run, place):
@@ -62,3 +67,19 @@ def test_a_mistake_goes_to_stderr(run, place, words, code, facts):
     assert done.code == code
     assert facts in " ".join(done.stderr.split())
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_a_picture_that_would_judge_what_saw_it_is_named_by_its_files(run, place, labelled):
+    copy = place / "photos" / "bee" / "again.png"
+    words = []
+    if labelled:
+        copy = place / "others" / "ant" / "again.png"
+        for name in ("ant", "bee", "cat"):
+            (place / "others" / name).mkdir(parents=True)
+            Image.new("RGB", (16, 16), (len(name), 90, ord(name[0]))).save(place / "others" / name / "new.png")
+        words = ["--labelled", place / "others"]
+    copy.write_bytes((place / "photos" / "ant" / "0.png").read_bytes())
+    done = run("learning-curve", *network_options(place), "--support", place / "photos", "--method", "adabn", *words)
+    assert done.code == 1
+    assert f"{place / 'photos' / 'ant' / '0.png'} and {copy}" in done.stderr

@@ -47,7 +47,7 @@ def test_the_exit_code_is_0_with_an_alarm_and_without(run, place):
     assert (silence.code, json.loads(silence.stdout)["shifted"]) == (0, False)
 
 
-def test_one_image_is_enough(run, place):
+def test_one_image_is_looked_at_too(run, place):
     done = run("shift", *network_options(place), place / "photos" / "ant" / "0.png")
     assert done.code == 0, done.stderr
     assert "image" in done.stdout.splitlines()[0]

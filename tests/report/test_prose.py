@@ -133,7 +133,9 @@ LAYERS = (LayerShift("bn1", 0.78, 0.47, 5.0, 1), LayerShift("bn2", 0.1, 1.0, 1.0
             ["1,500 images (5 looked at) differ", "3.6", "1.4", "'bn1'", "0.78", "0.47"],
         ),
         (Shift(LAYERS, 3.6, 1.4, 1, 1, 40), ["the image differs from the 40 of the source"]),
-        (Shift(LAYERS, 0.9, 1.4, 1, 1), ["no sign of a shift", "0.9", "gross shifts only"]),
+        (Shift(LAYERS, 0.9, 1.4, 1, 1), ["no alarm", "0.9", "one image is too few", "--source"]),
+        (Shift(LAYERS, 0.9, 1.4, 7, 7), ["no alarm", "7 images are too few"]),
+        (Shift(LAYERS, 0.9, 1.4, 1, 1, source_images=50), ["no alarm", "one image is too few"]),
     ],
 )
 def test_a_shift_says_whether_and_where(shift, words):

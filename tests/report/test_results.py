@@ -214,6 +214,30 @@ def test_the_picture_of_a_curve_says_its_numbers_and_where_it_is_flat(small):
     assert "flat from" not in curve(RISING).picture()
 
 
+@pytest.mark.parametrize(
+    ("gains", "images", "both"),
+    [
+        (ALWAYS, 400, "flat from k = 1"),
+        (ALWAYS, 10, "looks flat"),
+        ({1: [-5, -6, -5, -5], 5: [-5, -6, -5, -5]}, 400, "labels do not help"),
+    ],
+)
+def test_the_picture_of_a_curve_says_what_its_sentence_says(gains, images, both):
+    result = curve(gains, images)
+    assert both in result.words
+    assert both in result.picture()
+
+
+def test_a_curve_that_falls_is_not_called_flat():
+    assert "flat" not in curve({1: [10, 11, 9, 10], 5: [2, 3, 1, 2]}).picture()
+
+
+def test_the_spread_that_matters_is_the_one_with_numbers():
+    apart = curve({1: [50, 50, 50, 50], 2: [20, 80, 50, 30]})
+    assert "matters at k = 2: " in apart.luck
+    assert f"{apart.at(2).spread:.1f} points at k = 2" in apart.luck
+
+
 @pytest.mark.parametrize("kind", ["own images", "others", "pixels", "single k"])
 def test_the_page_of_a_curve_is_whole_and_has_the_verdict(kind, small, tmp_path):
     result = {

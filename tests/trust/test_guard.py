@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +66,32 @@ def spread_losses(mean: float, deviation: float, count: int) -> Gain:
     losses = torch.tensor([mean - deviation, mean + deviation] * (count // 2), dtype=torch.float64)
     losses = mean + (losses - mean) * math.sqrt((count - 1) / count)  # the deviation of a sample
     return gain_from(torch.arange(count), losses * 0, losses * 0, losses)
+
+
+def broken(gain):
+    return gain.no_such_field > 0
+
+
+@pytest.mark.parametrize(
+    ("accept", "facts"),
+    [
+        (broken, r"accept=broken failed.*AttributeError.*no_such_field"),
+        (lambda gain: None, r"accept=<lambda> returned None"),
+        (lambda gain: gain.wins, r"accept=<lambda> returned 2: .*True or False"),
+    ],
+)
+def test_a_condition_that_fails_or_is_no_yes_or_no_is_one_sentence(accept, facts):
+    with pytest.raises(FewshiftError, match=facts):
+        decide(accept, evidence([1, 1, 0]))
+
+
+def test_a_condition_that_expects_a_gain_where_there_is_none_learns_why():
+    with pytest.raises(FewshiftError, match=r"broken.*no evidence.*None"):
+        fewshift.adapt(make_tiny(), SUPPORT, method="source", validate=None, accept=broken)
+
+
+def test_numpy_knows_yes_and_no_too():
+    assert decide(lambda gain: np.float64(gain.low) > -200, evidence([1, 1, 0])).accepted
 
 
 @pytest.mark.parametrize(
@@ -226,7 +253,7 @@ def test_a_support_image_among_the_evaluation_images_is_a_leak():
 
 def test_a_picture_that_is_in_the_support_twice_would_be_judged_by_who_saw_it():
     twice = Support(torch.cat([SUPPORT.images, SUPPORT.images[3:5]]), torch.cat([SUPPORT.labels, SUPPORT.labels[3:5]]))
-    with pytest.raises(FewshiftError, match=r"support images 3 and 15 .* 1 more"):
+    with pytest.raises(FewshiftError, match=r"support image 3 .* support image 15 .*image 4 .*image 16 "):
         fewshift.adapt(make_tiny(), twice, method="adabn")
     assert fewshift.adapt(make_tiny(), twice, method="adabn", validate=None).accepted
 

@@ -36,7 +36,6 @@ def learning_curve(
     """How much adaptation gains from 1, 2, 5 ... labelled images per class, and whether more are worth it."""
     import fewshift
     from fewshift.api import method_from_words
-    from fewshift.report.prose import counted
 
     chosen, ks = method_from_words(method, setting or []), _counts(shots)
     check_outputs([report], network.files)
@@ -50,12 +49,7 @@ def learning_curve(
         print_json(curve.to_json() | {"report": page and str(page)})
         return
     table = curve.table()
-    print_table(
-        f"gain of {method} in points of accuracy over the source network, which has {curve.source:.1f} % right; "
-        f"k {curve.unit}, {counted(draws, 'draw')}, judged by {curve.images} images",
-        list(table[0]),
-        [list(row.values()) for row in table],
-    )
+    print_table(curve.title, list(table[0]), [list(row.values()) for row in table])
     typer.echo(curve.words)
     typer.echo(curve.luck)
     print_written({"report": page})

@@ -117,9 +117,12 @@ def gains(rows: Mapping[str, tuple[float, float, float]], *, label: str, key: st
 
 
 def gain_curve(
-    draws: Mapping[int, Sequence[float]], *, across: str, label: str, flat_from: int | None, key: str, alt: str
+    draws: Mapping[int, Sequence[float]], *, across: str, label: str, mark: tuple[int, str] | None, key: str, alt: str
 ) -> str:
-    """Differences against k, on a logarithmic axis: mean ± standard deviation, the draws as dots beside them."""
+    """Differences against k, on a logarithmic axis: mean ± standard deviation, the draws as dots beside them.
+
+    `mark` is a k and the words to put there.
+    """
     means, spreads = zip(*map(mean_and_spread, draws.values()), strict=True)
     values = [value for group in draws.values() for value in group]
 
@@ -131,11 +134,11 @@ def gain_curve(
         for k, group in draws.items():
             axes.plot([k * 1.07] * len(group), group, color=FAINT, marker="o", markersize=2.5, linestyle="")
         axes.errorbar(list(draws), means, yerr=spreads, color=FIRST, marker="o", elinewidth=0.9, capsize=2.5)
-        if flat_from is not None:
-            place = (flat_from, means[list(draws).index(flat_from)])
-            axes.plot(*place, color=SECOND, marker="o", markersize=9)
-            words = {"textcoords": "offset points", "ha": "left", "va": "top"}  # larger k leave room at the right
-            axes.annotate(f"flat from k = {flat_from}", (place[0], min(draws[flat_from])), (-5, -9), **words)
+        if mark is not None:
+            k, words = mark
+            axes.plot(k, means[list(draws).index(k)], color=SECOND, marker="o", markersize=9)
+            where = {"textcoords": "offset points", "ha": "left", "va": "top"}  # larger k leave room at the right
+            axes.annotate(words, (k, min(draws[k])), (-5, -9), **where)
         margin = max(0.12 * (max(values) - min(values)), LEAST_POINTS / 2)
         axes.set_ylim(min(0.0, *values) - 2 * margin, max(0.0, *values) + margin)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,26 @@ from fewshift.core.method import Method
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 from fewshift.report import figures
+from fewshift.report.prose import counted
 from fewshift.trust.gain import LEVEL
 from fewshift.trust.learning_curve import SMALL, Point, Step
+
+
+class Mark(Enum):
+    """How a curve does not rise: what the picture says, at that k."""
+
+    FALLS = "best: k = {k}"
+    LOOKS_FLAT = "looks flat"
+    NO_HELP = "labels do not help"
+    FLAT = "flat from k = {k}"
+
+
+VERDICTS = {  # what the sentence says
+    Mark.FALLS: "no larger k is better than k = {k}",
+    Mark.LOOKS_FLAT: "the curve looks flat from k = {k} on",
+    Mark.NO_HELP: "labels do not help {method} here",
+    Mark.FLAT: "the curve is flat from k = {k} on",
+}
 
 HIDDEN = 3.0  # points: a rise this large that could go unseen is mentioned
 POINTS = " points"
@@ -52,7 +71,7 @@ class LearningCurve:
             return f"one draw cannot tell a rise from chance: {_at(first, POINTS)}, {_at(last)}: take more draws"
         if self.step is None:
             return f"these k are too close together to show a rise: {_at(first, POINTS)}, {_at(last)}: measure others"
-        return self._rises(self.step) if self.flat_from is None else self._flat(self.step)
+        return self._rises(self.step) if self.mark is None else self._flat(self.step, self.mark)
 
     def _rises(self, step: Step) -> str:
         both = f"{_at(self.at(step.shots), POINTS)}, {_at(self.at(step.more))}"
@@ -61,19 +80,30 @@ class LearningCurve:
         interval = f"{step.low:+.1f} to {step.high:+.1f}"
         return f"whether the curve rises is not clear: {both}, a difference of {interval}: {MORE}"
 
-    def _flat(self, step: Step) -> str:
+    def _flat(self, step: Step, mark: Mark) -> str:
         below, above = self.at(step.shots), self.at(step.more)
-        there = f"{below.mean:+.1f} points there, {_at(above)}"
+        here = _at(below, POINTS) if mark is Mark.NO_HELP else f"{below.mean:+.1f} points there"
+        verdict = f"{VERDICTS[mark].format(k=step.shots, method=self.method.name)}: {here}, {_at(above)}"
+        if mark is not Mark.LOOKS_FLAT:
+            return verdict
+        images = counted(self.images, "image")
+        return (
+            f"{verdict}; but with {images} to judge by, a rise of up to {step.high:.1f} points could go unseen: {MORE}"
+        )
+
+    @property
+    def mark(self) -> Mark | None:
+        """How the curve does not rise from `flat_from` on, for the sentence and the picture; None where it may."""
+        step = self.step
+        if step is None or self.flat_from is None:
+            return None
+        below, above = self.at(step.shots), self.at(step.more)
         if step.high < 0:
-            return f"no larger k is better than k = {step.shots}: {there}"
+            return Mark.FALLS
         if step.high >= HIDDEN:
-            return (
-                f"the curve looks flat from k = {step.shots} on: {there}; but with {self.images} images to judge by, "
-                f"a rise of up to {step.high:.1f} points could go unseen: {MORE}"
-            )
-        if max(below.low, above.low) <= 0 and max(below.mean, above.mean) < SMALL:
-            return f"labels do not help {self.method.name} here: {_at(below, POINTS)}, {_at(above)}"
-        return f"the curve is flat from k = {step.shots} on: {there}"
+            return Mark.LOOKS_FLAT
+        helpless = max(below.low, above.low) <= 0 and max(below.mean, above.mean) < SMALL
+        return Mark.NO_HELP if helpless else Mark.FLAT
 
     @property
     def luck(self) -> str:
@@ -81,13 +111,25 @@ class LearningCurve:
         known = [point for point in self.points if point.spread is not None and point.chance is not None]
         if not known:
             return "how much it matters which images you label is not known: take more draws, or label more"
-        first = known[0]
-        spread = f"results vary by {first.spread:.1f} points at k = {first.shots}"
-        noise = f"sampling noise alone explains {first.chance:.1f}"
-        matters = [str(point.shots) for point in self.points if point.matters]
+        matters = [point for point in known if point.matters]
+        first = (matters or known)[0]
+        numbers = (
+            f"results vary by {first.spread:.1f} points at k = {first.shots}, "
+            f"and sampling noise alone explains {first.chance:.1f}"
+        )
         if not matters:
-            return f"which images you labelled made no measurable difference: {spread}, and {noise}"
-        return f"which images you labelled matters at k = {', '.join(matters)}: {spread}, and {noise}"
+            return f"which images you labelled made no measurable difference: {numbers}"
+        return f"which images you labelled matters at k = {', '.join(str(point.shots) for point in matters)}: {numbers}"
+
+    @property
+    def title(self) -> str:
+        """What was measured, and how."""
+        right = f"has {self.source:.1f} % of the {self.support.kind.unit}s right"
+        where = "outside the support" if self.outside else "over all draws"
+        return (
+            f"gain of {self.method.name} in points of accuracy over the source network, which {right}; "
+            f"k {self.unit}, {counted(self.draws, 'draw')}, judged by {counted(self.images, 'image')} {where}"
+        )
 
     @property
     def unit(self) -> str:
@@ -119,13 +161,15 @@ class LearningCurve:
     def picture(self) -> str:
         """An SVG: the mean gain against k with the spread over draws, and every draw as a dot."""
         spoken = "; ".join(f"{_at(point)} ({point.lowest:+.1f} to {point.highest:+.1f})" for point in self.points)
+        words, k = self.mark, self.flat_from
+        mark = None if words is None or k is None else (k, words.value.format(k=k))
         return figures.gain_curve(
             {point.shots: point.gains for point in self.points},
             across=f"k, {self.unit}",
             label="gain, points of accuracy",
-            flat_from=self.flat_from,
+            mark=mark,
             key="learning-curve",
-            alt=f"Gain over the source network for growing k, mean of {self.draws} draws and their range: {spoken}.",
+            alt=f"Gain over the source network, mean and range of {counted(self.draws, 'draw')}: {spoken}.",
         )
 
     def report(self, path: str | Path) -> Path:

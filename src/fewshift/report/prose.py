@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fewshift.report.results import Adaptation
 
 NAMED = 4  # tensors
+ENOUGH_TO_TELL = 20  # images: from here on most corruptions are noticed, see docs/trust.md
 CLASSIFIERS = {
     "source": "kept the classifier",
     "finetuned": "trained the classifier further",
@@ -269,8 +270,11 @@ def shift(shift: Shift) -> str:
             f"strongest in layer '{strongest.name}' (means off by {strongest.mean_shift:.2f} deviations, "
             f"deviations {strongest.std_ratio:.2f} times the source's)"
         )
-    alone = "; one image shows gross shifts only" if shift.images == 1 and not shift.source_images else ""
-    return f"no sign of a shift in the {images}: {scores}{alone}"
+    if shift.images >= ENOUGH_TO_TELL:
+        return f"no sign of a shift in the {images}: {scores}"
+    few = "one image is" if shift.images == 1 else f"{shift.images} images are"
+    other = "" if shift.source_images else ", or images of the source to compare with (--source, source=)"
+    return f"no alarm for the {images}: {scores}; {few} too few to tell: give {ENOUGH_TO_TELL} or more{other}"
 
 
 # numbers, sizes and names

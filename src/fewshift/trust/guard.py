@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -284,7 +285,7 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
     if accept == "always":
         return Verdict(True, Rule.ALWAYS)
     if callable(accept):
-        return Verdict(bool(accept(gain)), Rule.CALLABLE)
+        return Verdict(answer_of(accept, gain), Rule.CALLABLE)
     if accept == "not-worse" and evidence.unseen and evidence.new_classifier:
         return Verdict(False, Rule.UNSEEN_CLASSES)
     if gain is None:
@@ -311,3 +312,19 @@ def check_accept(accept: Any) -> None:
         raise FewshiftError(
             f"accept={accept!r} is no condition: give 'not-worse', 'better', 'always', a number of points or a callable"
         )
+
+
+def answer_of(accept: Callable[[Gain | None], Any], gain: Gain | None) -> bool:
+    """What a user's condition says of the gain, or one sentence when it fails or says neither yes nor no."""
+    name = getattr(accept, "__name__", type(accept).__name__)
+    unknown = "" if gain is not None else "; there is no evidence here, so the gain was None"
+    try:
+        answer = accept(gain)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise FewshiftError(
+            f"accept={name} failed ({reason}){unknown}: make it return True or False for every gain and for None"
+        ) from error
+    if not isinstance(answer, (bool, np.bool_)):
+        raise FewshiftError(f"accept={name} returned {answer!r}{unknown}: make it return True or False")
+    return bool(answer)

@@ -83,13 +83,12 @@ def refuse_repeats(support: Support) -> None:
     pairs = []
     for index, image in enumerate(support.images):
         if (earlier := first.setdefault(content_hash(image), index)) != index:
-            pairs.append((earlier, index))
+            pairs.append((_name(support.files, earlier, "support"), _name(support.files, index, "support")))
     if pairs:
-        one, other = pairs[0]
-        files = support.files
-        named = f"{files[one]} and {files[other]}" if files else f"support images {one} and {other} (from 0)"
-        more = f", and so are {len(pairs) - 1} more" if len(pairs) > 1 else ""
-        raise FewshiftError(f"{named} are the same picture{more}: remove one of them, or pass validate=None")
+        raise FewshiftError(
+            f"{_listed(pairs)}: each pair is the same picture, and one would judge a network that saw the other: "
+            "remove one of each, or judge by other labelled images"
+        )
 
 
 def _pixels(image: Any) -> Tensor:
@@ -152,8 +151,12 @@ class Fingerprints:
         return len(self.content)
 
     def name(self, index: int, whose: str) -> str:
-        """A file, or the number of the image."""
-        return self.names[index] if self.names else f"{whose} image {index}"
+        """A file, or the position of the image."""
+        return _name(self.names, index, whose)
+
+
+def _name(files: Sequence[str | Path] | None, index: int, whose: str) -> str:
+    return str(files[index]) if files else f"{whose} image {index} (from 0)"
 
 
 def fingerprints(images: Any, preprocess: Steps = None) -> Fingerprints:
@@ -246,7 +249,7 @@ class Leaks:
         return bool(self.identical or self.near)
 
     def names(self, pair: tuple[int, ...]) -> tuple[str, str]:
-        """The two images of a pair: their files, or their numbers."""
+        """The two images of a pair: their files, or their positions."""
         return self.support.name(pair[0], "support"), self.evaluation.name(pair[1], "evaluation")
 
     def to_json(self) -> dict[str, Any]:
@@ -281,12 +284,12 @@ def refuse_leaks(leaks: Leaks) -> None:
     total = f"{len(leaks.evaluation):,} evaluation images"
     if leaks.identical:
         raise FewshiftError(
-            f"{_counted(leaks, leaks.identical)} also among the {total} ({_listed(leaks, leaks.identical)}): remove "
+            f"{_counted(leaks, leaks.identical)} also among the {total} ({_named(leaks, leaks.identical)}): remove "
             "them from one of the two, since a score on images that were learned from says nothing"
         )
     if leaks.near:
         warnings.warn(
-            f"{_counted(leaks, leaks.near)} nearly the same as some of the {total} ({_listed(leaks, leaks.near)}): "
+            f"{_counted(leaks, leaks.near)} nearly the same as some of the {total} ({_named(leaks, leaks.near)}): "
             "look at them, and remove one of each pair that shows the same",
             LeakWarning,
             stacklevel=2,
@@ -298,9 +301,13 @@ def _counted(leaks: Leaks, pairs: Sequence[tuple[int, ...]]) -> str:
     return f"{count} of the {len(leaks.support):,} support images {'is' if count == 1 else 'are'}"
 
 
-def _listed(leaks: Leaks, pairs: Sequence[tuple[int, ...]]) -> str:
+def _named(leaks: Leaks, pairs: Sequence[tuple[int, ...]]) -> str:
+    return _listed([leaks.names(pair) for pair in pairs])
+
+
+def _listed(pairs: Sequence[tuple[str, str]]) -> str:
     rest = f", and {len(pairs) - MANY} more" if len(pairs) > MANY else ""
-    return "; ".join(" and ".join(leaks.names(pair)) for pair in pairs[:MANY]) + rest
+    return "; ".join(" and ".join(pair) for pair in pairs[:MANY]) + rest
 
 
 def _identical(support: Fingerprints, evaluation: Fingerprints) -> tuple[tuple[int, int], ...]:

@@ -113,7 +113,10 @@ def shift(
     head: str | None = None,
     progress: progress_.Listener | None = None,
 ) -> Shift:
-    """Compare images with those `model` was trained on, layer by layer and without labels; one image is enough.
+    """Compare images with those `model` was trained on, layer by layer and without labels.
+
+    Give twenty images or more. Five show strong shifts. One shows an inverted or noisy picture on some networks only
+    (docs/trust.md has the rates).
 
     `images` are a folder, a tensor or a dataset. `preprocess` says how a picture becomes a tensor; a network from
     `fewshift.load` or timm knows. Of more than 256 images that many are looked at, evenly spread. `source`, in the same
