@@ -67,3 +67,18 @@ def test_an_image_held_out_twice_counts_once():
     once = gain_from(torch.arange(3), before, after, loss)
     twice = gain_from(torch.arange(3).repeat(2), before.repeat(2), after.repeat(2), loss.repeat(2))
     assert (twice.point, twice.low, twice.high, twice.nats) == (once.point, once.low, once.high, once.nats)
+
+
+def test_an_interval_is_as_wide_as_the_networks_of_the_folds_differ():
+    change = torch.tensor([1.0] * 8 + [0.0] * 8 + [-1.0] * 8)
+    folds = torch.arange(3).repeat_interleave(8)  # the fold means are 1, 0 and -1
+    gain = gain_from(torch.arange(24), change * 0, change, change * 0, folds=folds)
+    half = 100 * stats.norm.ppf(0.95) * stats.sem([1, 0, -1])
+    assert (gain.low, gain.high) == (pytest.approx(-half), pytest.approx(half))
+
+
+def test_folds_that_agree_leave_the_interval_of_the_images():
+    change = torch.tensor([1.0, 0.0, 0.0, -1.0] * 6)
+    images, folds = torch.arange(24), torch.arange(3).repeat_interleave(8)
+    known, unknown = (gain_from(images, change * 0, change, change * 0, folds=each) for each in (folds, None))
+    assert (known.low, known.high) == (unknown.low, unknown.high)

@@ -97,16 +97,16 @@ def test_numpy_knows_yes_and_no_too():
 @pytest.mark.parametrize(
     ("loss", "shift", "together"),
     [
-        # 20 images: 20 * 0.5 nats over sqrt(20 * 1 + 1); then 4/5 and 1/5 of the weight
-        (-0.5, None, 10 / math.sqrt(21)),
-        (-0.5, seen(1.0), math.sqrt(0.8) * 10 / math.sqrt(21)),
-        (-0.5, seen(1.5), math.sqrt(0.8) * 10 / math.sqrt(21) + math.sqrt(0.2) * 1.645),
+        # 12 images: 12 * 0.5 nats over sqrt(12 * 1 + 1); then 4/5 and 1/5 of the weight
+        (-0.5, None, 6 / math.sqrt(13)),
+        (-0.5, seen(1.0), math.sqrt(0.8) * 6 / math.sqrt(13)),
+        (-0.5, seen(1.5), math.sqrt(0.8) * 6 / math.sqrt(13) + math.sqrt(0.2) * 1.645),
         (0.0, seen(9.0), math.sqrt(0.2) * 4.0),  # a huge shift counts for four errors
-        (0.5, seen(9.0), -math.sqrt(0.8) * 10 / math.sqrt(21) + math.sqrt(0.2) * 4.0),
+        (0.5, seen(9.0), -math.sqrt(0.8) * 6 / math.sqrt(13) + math.sqrt(0.2) * 4.0),
     ],
 )
 def test_labels_and_shift_add_up_by_their_weights(loss, shift, together):
-    assert Strength.of(spread_losses(loss, 1.0, 20), shift).together == pytest.approx(together)
+    assert Strength.of(spread_losses(loss, 1.0, 12), shift).together == pytest.approx(together)
 
 
 def test_a_guard_that_sees_chance_alone_accepts_once_in_twenty_times():

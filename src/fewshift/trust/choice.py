@@ -20,7 +20,7 @@ from fewshift.trust.gain import by_image, standard_error
 from fewshift.trust.held_out import HeldOut, answered, answers, asked
 from fewshift.trust.suspects import suspected
 
-MOST_SUSPECTED = 0.25  # of the labels: with more, only what needs them least is taken
+MOST_SUSPECTED = 0.3  # of the labels: with more, only what needs them least is taken
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,16 @@ def gain_from(
     loss: Tensor,
     per_class: Mapping[int, tuple[int, float, float]] | None = None,
     *,
+    folds: Tensor | None = None,
     weak: bool = False,
 ) -> Gain:
-    """From predictions: which image, the share of it that was right before and is after, the change of its loss."""
+    """From predictions: which image, the share of it that was right before and is after, the change of its loss.
+
+    `folds` says which network answered.
+    """
     change = by_image(images, after - before)
     loss_change = by_image(images, loss)
-    low, high = paired_interval(change)
+    low, high = paired_interval(change, between=_between(images, folds, after - before))
     return Gain(
         point=100 * float(change.mean()),
         low=100 * low,
@@ -62,24 +66,33 @@ def gain_from(
         before=100 * float(by_image(images, before).mean()),
         after=100 * float(by_image(images, after).mean()),
         per_class=per_class or {},
-        interval="paired by image, normal after Agresti and Min",
+        interval="paired by image, normal after Agresti and Min; as wide as networks differ, if that is wider",
         loss_change=float(loss_change.mean()),
         loss_error=standard_error(loss_change),
         weak=weak,
     )
 
 
-def paired_interval(change: Tensor, level: float = LEVEL) -> tuple[float, float]:
+def paired_interval(change: Tensor, level: float = LEVEL, between: float = 0.0) -> tuple[float, float]:
     """An interval for the mean of paired differences in [-1, 1], one for each image.
 
     Agresti and Min (2005): add half a win, half a loss and one tie, then take the normal interval. With few or no
-    changes the plain one would be too short.
+    changes the plain one would be too short. `between` is the squared error that the networks of different folds show:
+    images tell of the chance in images, networks also of the chance in the draw that they were fitted to.
     """
     total = len(change) + 2
     mean = float(change.sum()) / total
     variance = (float(change.square().sum()) + 1) / total - mean**2
-    half = float(ndtri((1 + level) / 2)) * math.sqrt(variance / total)
+    half = float(ndtri((1 + level) / 2)) * math.sqrt(max(variance / total, between))
     return max(-1.0, mean - half), min(1.0, mean + half)
+
+
+def _between(images: Tensor, folds: Tensor | None, change: Tensor) -> float:
+    """The squared error of the mean over folds; 0 where a fold is one image, or an image is in several."""
+    if folds is None or len(images.unique()) < len(images) or not 1 < len(folds.unique()) < len(images):
+        return 0.0
+    means = by_image(folds, change)
+    return float(means.var()) / len(means)
 
 
 def standard_error(values: Tensor) -> float:

@@ -25,7 +25,7 @@ from fewshift.trust.shift import Shift, judged, look
 Accept = str | float | Callable[[Gain | None], bool]
 ACCEPT = ("not-worse", "better", "always")
 SURE = 1.645  # standard errors: chance alone exceeds them once in twenty times
-SHIFT_COUNTS = 5  # held-out images that the shift of statistics weighs as much as
+SHIFT_COUNTS = 3  # held-out images that the shift of statistics weighs as much as
 MOST_SHIFT = 4.0  # standard errors that a shift counts for, at most: a larger one promises no larger gain
 SPREAD = 1.0  # nats squared that are added to the spread of a few images: tiny changes are no evidence
 LOOKED_AT = 256  # unlabelled images that both networks predict, at most
@@ -222,7 +222,7 @@ class Strength:
     def together(self) -> float:
         """Their sum, weighted so that chance alone gives it a deviation of 1 (Stouffer's method).
 
-        The labels weigh as many images as were held out, the shift weighs five.
+        The labels weigh as many images as were held out, the shift weighs three.
         """
         if self.shift is None:
             return self.labels

@@ -94,7 +94,7 @@ class ImageAnswers(HeldOut):
             images = len(self.images[rows].unique())
             per_class[label] = images, 100 * float(before[rows].mean()), 100 * float(after[rows].mean())
         loss = self.losses - log_losses(self.source, self.labels)
-        return gain_from(self.images, before, after, loss, per_class, weak=weak)
+        return gain_from(self.images, before, after, loss, per_class, folds=self.folds, weak=weak)
 
     @property
     def losses(self) -> Tensor:
@@ -116,7 +116,8 @@ class PixelAnswers(HeldOut):
 
     def gain(self, *, weak: bool = False) -> Gain:
         """An image counts by the share of its pixels that is right."""
-        return gain_from(self.images, self.before, self.after, self.loss_after - self.loss_before, weak=weak)
+        loss = self.loss_after - self.loss_before
+        return gain_from(self.images, self.before, self.after, loss, folds=self.folds, weak=weak)
 
     @property
     def losses(self) -> Tensor:
