@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -82,3 +83,25 @@ def test_folds_that_agree_leave_the_interval_of_the_images():
     images, folds = torch.arange(24), torch.arange(3).repeat_interleave(8)
     known, unknown = (gain_from(images, change * 0, change, change * 0, folds=each) for each in (folds, None))
     assert (known.low, known.high) == (unknown.low, unknown.high)
+
+
+def test_every_class_counts_the_same_however_many_images_it_has():
+    labels = torch.tensor([0] * 8 + [1] * 2)
+    before, after = torch.zeros(10), torch.tensor([1.0] * 6 + [0.0] * 4)  # 6 of 8 became right, and none of 2
+    gain = gain_from(torch.arange(10), before, after, -after, labels=labels)
+    assert (gain.point, gain.over_images) == (pytest.approx(37.5), pytest.approx(60))
+    assert gain.loss_change == pytest.approx(-0.375)
+    assert gain.per_class == {0: (8, 0.0, 75.0), 1: (2, 0.0, 0.0)}
+
+
+def test_the_error_of_a_weighted_mean_is_that_of_a_replicated_sample():
+    # two classes with the same number of images: the weights are equal, and the error is the plain one
+    labels, loss = torch.tensor([0, 1] * 6), torch.linspace(-1, 1, 12).double() ** 3
+    weighted = gain_from(torch.arange(12), loss * 0, loss * 0, loss, labels=labels)
+    assert weighted.loss_error == pytest.approx(stats.sem(loss.numpy()))
+    # fewer images of one class are less sure
+    skewed = gain_from(torch.arange(12), loss * 0, loss * 0, loss, labels=torch.tensor([0] * 10 + [1] * 2))
+    shares = np.array([1 / 20] * 10 + [1 / 4] * 2)
+    around = (loss.numpy() - shares @ loss.numpy()) ** 2
+    assert skewed.loss_error == pytest.approx(math.sqrt(shares**2 @ around * 12 / 11))
+    assert skewed.high - skewed.low > weighted.high - weighted.low

@@ -88,13 +88,8 @@ class ImageAnswers(HeldOut):
         """An image is right or wrong; losses are compared with each network under its best temperature."""
         before = (self.source.argmax(1) == self.labels).double()
         after = (self.adapted.argmax(1) == self.labels).double()
-        per_class = {}
-        for label in self.labels.unique().tolist():
-            rows = self.labels == label
-            images = len(self.images[rows].unique())
-            per_class[label] = images, 100 * float(before[rows].mean()), 100 * float(after[rows].mean())
         loss = self.losses - log_losses(self.source, self.labels)
-        return gain_from(self.images, before, after, loss, per_class, folds=self.folds, weak=weak)
+        return gain_from(self.images, before, after, loss, labels=self.labels, folds=self.folds, weak=weak)
 
     @property
     def losses(self) -> Tensor:
