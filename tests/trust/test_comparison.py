@@ -307,8 +307,9 @@ def test_what_selecting_is_worth_is_measured_on_images_that_did_not_select(selec
         losses = {name: float(log_losses(rows[~mine], labels[~mine]).mean()) for name, rows in logits.items()}
         best = min(losses, key=losses.get)
         if select == "clear":
-            others = ranking(labels[~mine], source=logits["source"][~mine], best=logits[best][~mine])
-            best = best if others.rows[1].gain.low > 0 else "source"
+            images = torch.arange(len(labels))[~mine]
+            others = ImageAnswers(images, images % 5, labels[~mine], logits["source"][~mine], logits[best][~mine])
+            best = best if others.gain().low > 0 else "source"
         answers[mine] = logits[best][mine].argmax(1)
     assert selected.selected_gain.after == pytest.approx(100 * balanced_accuracy_score(labels, answers))
     assert selected.selected_gain.before == pytest.approx(selected.source.accuracy)
