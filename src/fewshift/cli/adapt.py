@@ -53,6 +53,9 @@ def adapt(
     drop_suspects: Annotated[
         bool, typer.Option("--drop-suspects", help="Adapt once more without the images whose label looks wrong.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also say what engineers ask: likelihoods, candidates, layers.")
+    ] = False,
     head: Head = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -86,15 +89,31 @@ def adapt(
     else:
         _print(result, written)
         _print_suspects(result, drop=drop_suspects)
+        if verbose:
+            _print_details(result)
     if not result.accepted:
         raise typer.Exit(3)
 
 
 def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
+    from fewshift.report import prose
+    from fewshift.report.recommendation import Advice
+
+    said = result.recommendation
+    colour = {Advice.RECOMMENDED: "green", Advice.CAUTION: "yellow", Advice.AGAINST: "red"}[said.advice]
+    typer.echo(f"{result.method.name}: {prose.looked_at(result)}, {result.seconds:.1f} s")
+    typer.secho(said.advice.value, fg=colour, bold=True)
+    for line in said.lines:
+        typer.echo(f"  {line}")
+    print_written(written)
+    if not result.accepted and written["delta"] is None:
+        typer.echo("no delta was written; --write-rejected --out FILE writes it all the same")
+
+
+def _print_details(result: Adaptation) -> None:
+    """For engineers."""
     from fewshift.report import choosing, prose
 
-    count = sum(layer.skipped is None for layer in result.layers)
-    typer.echo(f"{result.method.name}: {prose.looked_at(result)}, {count} BatchNorm layers, {result.seconds:.1f} s")
     typer.echo(result.reason)
     if result.notes.get("classifier"):
         typer.echo(f"blend v = {number(result.notes['v'])}, classifier: {result.notes['classifier']}")
@@ -102,11 +121,9 @@ def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
         typer.echo(sentence)
     if result.calibration is not None and result.calibration.applied:
         typer.echo(prose.calibration(result.calibration))
+    typer.echo(f"{sum(layer.skipped is None for layer in result.layers)} BatchNorm layers")
     for layer in (layer for layer in result.layers if layer.skipped):
         typer.echo(f"left alone: {layer.name} ({layer.kind}): {layer.skipped}")
-    print_written(written)
-    if not result.accepted and written["delta"] is None:
-        typer.echo("no delta was written; --write-rejected --out FILE writes it all the same")
 
 
 def _print_suspects(result: Adaptation, *, drop: bool) -> None:

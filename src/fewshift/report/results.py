@@ -18,6 +18,7 @@ from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.report import choosing, prose, suspects
+from fewshift.report.recommendation import Recommendation, recommendation
 from fewshift.trust.calibration import Calibration
 from fewshift.trust.choice import Choice
 from fewshift.trust.gain import Gain
@@ -80,6 +81,11 @@ class Adaptation:
         """Why, in one sentence."""
         return prose.reason(self.verdict, self.evidence)
 
+    @cached_property
+    def recommendation(self) -> Recommendation:
+        """What changed, how sure that is and what to do, for the person who decides."""
+        return recommendation(self)
+
     @property
     def gain(self) -> Gain | None:
         """What held-out images say; None where nothing could be, or was to be, held out."""
@@ -136,6 +142,8 @@ class Adaptation:
         without = self.suspects.gain_without
         return {
             "accepted": self.accepted,
+            "advice": self.recommendation.advice.value,
+            "recommendation": list(self.recommendation.lines),
             "reason": self.reason,
             "gain": None if self.gain is None else asdict(self.gain),
             "facts": prose.facts(self.evidence),
