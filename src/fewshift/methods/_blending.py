@@ -35,6 +35,7 @@ class Blended:
 
     network: Network  # to merge into
     working: Network  # to adapt with, in float32 or more, channels last
+    scratch: nn.Module  # a copy of it, to read with
     support: Support  # likewise
     beside: Tensor | None  # unlabelled images that share in the statistics
     prior: float  # in nats, with which v was chosen
@@ -88,7 +89,8 @@ class Blended:
     def without(self, fold: Tensor) -> tuple[Support, nn.Module, Reading]:
         """The other images, the network with their blend, and their reading under it."""
         kept = self.support.part(torch.tensor([at for at in range(len(self.support)) if at not in fold.tolist()]))
-        reading = read_support(self.working, kept, tied(self.working, self.v), beside=self.beside)
+        blend = tied(self.working, self.v)
+        reading = read_support(self.working, kept, blend, beside=self.beside, working=self.scratch)
         tensors = merged(self.working, normals_of(self.working, reading, self.v))
         return kept, self.working.with_tensors(tensors), reading
 
@@ -120,6 +122,7 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     refuse_unadaptable(network)
     support = target.need_support(who).checked(network.output)
     working = replace(network, model=_in_float32(network))
+    scratch = working.copy()
     support = support.prepared(lambda images: channels_last(like(working.model, images)))
     beside = None if target.unlabelled is None else _beside(working, support, target.unlabelled)
     prior = prior if support.kind.centroids else 0.0
@@ -128,7 +131,9 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     features: dict[float, Tensor | None] = {}
     for v in progress.track((0.0,) if alone else GRID, "statistics"):
         try:
-            reading = read_support(working, support, tied(working, v), beside=beside, leave_out=not alone)
+            reading = read_support(
+                working, support, tied(working, v), beside=beside, leave_out=not alone, working=scratch
+            )
         except NotFiniteError:
             if v == 0:
                 raise
@@ -139,8 +144,8 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     if not curve:
         raise FewshiftError("the network's logits are not finite: check the images' preprocessing")
     v = _best(curve, prior, len(support))
-    reading = read_support(working, support, tied(working, v), beside=beside)
-    return Blended(network, working, support, beside, prior, v, curve, apart, features[v], reading)
+    reading = read_support(working, support, tied(working, v), beside=beside, working=scratch)
+    return Blended(network, working, scratch, support, beside, prior, v, curve, apart, features[v], reading)
 
 
 def normals_of(network: Network, reading: Reading, v: float) -> dict[str, Normal]:
