@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fewshift
-from core import fastest, network, show, support
+from core import fastest, forward, network, show, support
 from fewshift import METHODS, Network, Target
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -91,11 +91,6 @@ def on_all_cores(name: str) -> float:
     fewshift.adapt(network(name), support())
     torch.set_num_threads(threads)
     return time.perf_counter() - began
-
-
-@torch.no_grad()
-def forward(model: nn.Module, images: Tensor) -> Tensor:
-    return model(images)
 
 
 def main(rounds: int) -> None:
