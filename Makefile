@@ -19,6 +19,8 @@ test: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/auto.py
+	$(BIN)/python benchmarks/small_networks.py
+	$(BIN)/python benchmarks/bfloat16.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/harness.py
 	$(BIN)/python benchmarks/training.py

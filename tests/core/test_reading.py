@@ -11,15 +11,13 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from fewshift import LCCS, FewshiftError, Network, Support, Target
+from fewshift.core.averages import averaged_over_batches, pooled_exactly, read_by_ema
 from fewshift.core.moments import normalised, source_layers
 from fewshift.core.reading import (
     IN_STEP,
     LAYER_BY_LAYER,
     ONE_BATCH,
-    averaged_over_batches,
-    pooled_exactly,
     read,
-    read_by_ema,
     read_support,
     tied,
 )

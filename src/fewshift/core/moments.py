@@ -168,6 +168,12 @@ class SourceLayer:
         weight = self.gamma * (self.normal.std / normal.std)
         return weight, self.beta + self.gamma * ((self.normal.mean - normal.mean) / normal.std)
 
+    def restore(self, module: _BatchNorm) -> None:
+        """Write weight and bias back into a layer of a working copy, in place."""
+        with torch.no_grad():
+            module.weight.copy_(self.gamma)
+            module.bias.copy_(self.beta)
+
     def blend(self, other: Normal, v: float) -> Normal:
         """(1 - v) source + v other, on means and on standard deviations; v = 0 is the source exactly.
 

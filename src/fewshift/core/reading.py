@@ -7,9 +7,8 @@ in chunks. All routes give the same numbers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Any
@@ -30,9 +29,8 @@ from fewshift.core.moments import (
     normalise_with,
     normalising,
     source_layers,
-    write_affine,
 )
-from fewshift.core.network import Layer, Network, batchnorm, free_memory, head_inputs, logits_of
+from fewshift.core.network import Network, batchnorm, free_memory, head_inputs, logits_of
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 
@@ -83,11 +81,18 @@ class Reading:
 
 
 def read_support(
-    network: Network, support: Support, blend: Blend, *, beside: Tensor | None = None, leave_out: bool = False
+    network: Network,
+    support: Support,
+    blend: Blend,
+    *,
+    beside: Tensor | None = None,
+    leave_out: bool = False,
+    working: nn.Module | None = None,
 ) -> Reading:
     """Pass the whole support, as one batch if it fits into half of the free memory.
 
-    Images `beside` it, of the same size, pass after it and share in the statistics. `leave_out` is that of `read`.
+    Images `beside` it, of the same size, pass after it and share in the statistics. `leave_out` and `working` are those
+    of `read`.
     """
     images = [part for part, _ in support.chunks(support.at_once)]
     total, frugal = len(support), support.at_once is not None
@@ -100,12 +105,18 @@ def read_support(
         size = max(1, int(total * free / 2 / needed)) if free is not None and frugal else total
         if isinstance(support.images, Tensor):
             images = list(torch.cat(images).split(size))
-    return read(network, images, blend, frugal=frugal, leave_out=leave_out)
+    return read(network, images, blend, frugal=frugal, leave_out=leave_out, working=working)
 
 
 @torch.no_grad()
 def read(
-    network: Network, chunks: Sequence[Tensor], blend: Blend, *, frugal: bool = False, leave_out: bool = False
+    network: Network,
+    chunks: Sequence[Tensor],
+    blend: Blend,
+    *,
+    frugal: bool = False,
+    leave_out: bool = False,
+    working: nn.Module | None = None,
 ) -> Reading:
     """Pass images; every layer blends the source's statistics with those of its current input over all chunks.
 
@@ -117,8 +128,10 @@ def read(
 
     A layer that is executed several times pools the moments of its calls. Its earlier calls cannot know the later
     ones, so the images pass three times, and each pass starts from what the one before has pooled.
+
+    `working`, a copy of the network, serves several readings: copying a small network takes as long as a pass.
     """
-    source = source_layers(network)
+    source, working = source_layers(network), network.copy() if working is None else working
     repeated = {layer.name for layer in network.layers if (layer.calls or 1) > 1}
     route = ONE_BATCH if len(chunks) == 1 else LAYER_BY_LAYER if frugal else IN_STEP
     total = sum(map(len, chunks))
@@ -139,7 +152,9 @@ def read(
             calls.setdefault(name, []).append(current)
             return blended(name, held[name] if name in held else concatenated(calls[name]))
 
-        answers = PASSES[route](network, source, chunks, rule)
+        for name, layer in source.items():  # an earlier pass may have written into them
+            layer.restore(batchnorm(working, name))
+        answers = PASSES[route](network, working, source, chunks, rule)
         return {name: concatenated(parts) for name, parts in calls.items()}, answers
 
     seen, answers = one_pass({})
@@ -151,15 +166,18 @@ def read(
     return Reading(seen, answers, route)
 
 
-def _as_one_batch(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Answer, ...]:
-    working = network.copy()
+def _as_one_batch(
+    network: Network, working: nn.Module, source: Source, chunks: Sequence[Tensor], rule: Rule
+) -> tuple[Answer, ...]:
     with normalising(network, working, source, rule):
         return tuple(Answer.of(network, working, images) for images in chunks)
 
 
-def _in_step(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Answer, ...]:
+def _in_step(
+    network: Network, working: nn.Module, source: Source, chunks: Sequence[Tensor], rule: Rule
+) -> tuple[Answer, ...]:
     """Each chunk passes in a thread and a working copy of its own; one thread runs at a time."""
-    barrier = _Barrier(network, [network.copy() for _ in chunks], source, rule)
+    barrier = _Barrier(network, [working, *(network.copy() for _ in chunks[1:])], source, rule)
     with ThreadPoolExecutor(len(chunks)) as threads:
         passes = [threads.submit(barrier.run, index, images) for index, images in enumerate(chunks)]
     for chunk in passes:  # the pass that failed explains the others, which were only stopped
@@ -222,9 +240,11 @@ class _OtherPassError(Exception):
     """The pass of another chunk failed, and this one cannot go on without it."""
 
 
-def _layer_by_layer(network: Network, source: Source, chunks: Sequence[Tensor], rule: Rule) -> tuple[Answer, ...]:
+def _layer_by_layer(
+    network: Network, working: nn.Module, source: Source, chunks: Sequence[Tensor], rule: Rule
+) -> tuple[Answer, ...]:
     """For every execution of a layer all chunks pass up to it; the executions before it repeat their statistics."""
-    working, normals = network.copy(), list[Normal | None]()
+    normals: list[Normal | None] = []
 
     def passed(start: int, images: Tensor) -> Answer:
         """The answer, if `normals` has the statistics of every execution; a stopped pass otherwise."""
@@ -233,7 +253,7 @@ def _layer_by_layer(network: Network, source: Source, chunks: Sequence[Tensor], 
         def hook(name: str, module: _BatchNorm, values: Tensor) -> Tensor | None:
             place = next(executed)
             if place == len(normals):
-                raise _PassStopped(name, moments(values))
+                raise PassStopped(name, moments(values))
             normal = normals[place]
             own = None if normal is None else normal.rows(start, len(images))
             return None if own is None else normalise_with(module, source[name], own, values)
@@ -248,93 +268,15 @@ def _layer_by_layer(network: Network, source: Source, chunks: Sequence[Tensor], 
         for start, images in zip(starts, chunks, strict=True):
             try:
                 passed(start, images)
-            except _PassStopped as stop:
+            except PassStopped as stop:
                 inputs.append(stop.args)
         normals.append(rule(inputs[0][0], concatenated([seen for _, seen in inputs])))
     return tuple(passed(start, images) for start, images in zip(starts, chunks, strict=True))
 
 
-class _PassStopped(Exception):  # noqa: N818  (it is no error)
+class PassStopped(Exception):  # noqa: N818  (it is no error)
     """Stops a forward pass at the layer whose input was wanted."""
 
 
 ONE_BATCH, IN_STEP, LAYER_BY_LAYER = "one batch", "chunks in step", "chunks, layer by layer"
 PASSES = {ONE_BATCH: _as_one_batch, IN_STEP: _in_step, LAYER_BY_LAYER: _layer_by_layer}
-
-
-@torch.no_grad()
-def read_by_ema(network: Network, batches: Iterable[Tensor], blend: Blend, old: float = 0.9) -> dict[str, Normal]:
-    """The paper's estimate: an exponential moving average over batches, of mean and biased variance.
-
-    For each batch a layer first updates its estimate from its current input, then normalises with the blend.
-    """
-    source, working = source_layers(network), network.copy()
-    mean: dict[str, Tensor] = {}
-    var: dict[str, Tensor] = {}
-
-    def rule(name: str, current: Moments) -> Normal:
-        first = name not in mean
-        mean[name] = current.pooled_mean if first else old * mean[name] + (1 - old) * current.pooled_mean
-        var[name] = current.pooled_var if first else old * var[name] + (1 - old) * current.pooled_var
-        return source[name].blend(estimate(name), blend[name])
-
-    def estimate(name: str) -> Normal:
-        return Normal(mean[name], (var[name] + source[name].eps).sqrt())
-
-    with normalising(network, working, source, rule):
-        for images in batches:
-            working(images)
-    return {name: estimate(name) for name in mean}
-
-
-@torch.no_grad()
-def pooled_exactly(network: Network, batches: Callable[[], Iterable[Tensor]]) -> dict[str, Normal]:
-    """The statistics of all images as if they were one batch, at the cost of one partial pass per layer.
-
-    Each layer pools its inputs over all batches while the layers below it already use theirs. So the result depends
-    neither on the size of the batches nor on their order.
-    """
-    source, working = source_layers(network), network.copy()
-    normals: dict[str, Normal] = {}
-    for layer in progress.track(network.layers, "statistics, layer by layer"):
-        parts: list[Moments] = []
-
-        def collect(_: nn.Module, args: tuple[Tensor], layer: Layer = layer, parts: list[Moments] = parts) -> None:
-            parts.append(moments(args[0]).as_one())
-            if layer.calls == 1:
-                raise _PassStopped
-
-        with working.get_submodule(layer.name).register_forward_pre_hook(collect):
-            for images in batches():
-                with suppress(_PassStopped):
-                    working(images)
-        normals[layer.name] = concatenated(parts).normal(source[layer.name].eps)
-        write_affine(batchnorm(working, layer.name), source[layer.name], normals[layer.name])
-    return normals
-
-
-@torch.no_grad()
-def averaged_over_batches(
-    network: Network, batches: Iterable[Tensor], weight: Callable[[int], float]
-) -> dict[str, Normal]:
-    """Running statistics of a pass in which every batch is normalised with its own, as in training.
-
-    `weight(i)` is the weight of batch i against all batches before it: 1 / (i + 1) averages them evenly. Variances are
-    unbiased, as BatchNorm stores them.
-    """
-    source, working = source_layers(network), network.copy()
-    mean: dict[str, Tensor] = {}
-    var: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
-
-    def rule(name: str, current: Moments) -> Normal:
-        new = weight(counts.get(name, 0)) if name in counts else 1.0
-        counts[name] = counts.get(name, 0) + 1
-        mean[name] = (1 - new) * mean.get(name, current.pooled_mean) + new * current.pooled_mean
-        var[name] = (1 - new) * var.get(name, current.unbiased_var) + new * current.unbiased_var
-        return current.normal(source[name].eps)
-
-    with normalising(network, working, source, rule):
-        for images in batches:
-            working(images)
-    return {name: Normal(mean[name], (var[name] + source[name].eps).sqrt()) for name in mean}

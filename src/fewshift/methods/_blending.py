@@ -20,7 +20,7 @@ from fewshift.core.losses import log_losses
 from fewshift.core.moments import Normal, merged, source_layers
 from fewshift.core.network import Network, channels_last, like, refuse_unadaptable, with_channels_last
 from fewshift.core.reading import Reading, read_support, tied
-from fewshift.core.support import Support, Target, Unlabelled
+from fewshift.core.support import Support, Target, Unlabelled, others
 from fewshift.errors import FewshiftError, NotFiniteError
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -30,17 +30,42 @@ BESIDE = 256  # unlabelled images that share in the statistics, at most
 
 
 @dataclass(frozen=True)
+class Apart:
+    """What the network answers under one v, each image normalised without itself."""
+
+    logits: Sequence[Tensor] | None  # of each image; those of pixels are too many to keep for every v
+    losses: Tensor | None  # (N,): of each image, where its logits are not kept
+
+    @classmethod
+    def of(cls, support: Support, logits: Sequence[Tensor]) -> Apart:
+        """Keep what the choice of v needs."""
+        if support.kind.centroids:
+            return cls(logits, None)
+        pairs = zip(logits, support.labels, strict=True)
+        return cls(None, torch.cat([support.kind.losses(answer, label[None]) for answer, label in pairs]))
+
+    def loss(self, support: Support, rows: Tensor) -> float:
+        """The mean loss of the images in these rows; image labels under the best temperature for them."""
+        if self.losses is not None:
+            return float(self.losses[rows.to(self.losses.device)].double().mean())
+        assert self.logits is not None
+        answers = torch.cat([self.logits[row] for row in rows.tolist()])
+        return float(log_losses(answers.cpu(), support.targets[rows].cpu()).mean())
+
+
+@dataclass(frozen=True)
 class Blended:
     """What the search for v found, and with what it worked."""
 
     network: Network  # to merge into
     working: Network  # to adapt with, in float32 or more, channels last
+    scratch: nn.Module  # a copy of it, to read with
     support: Support  # likewise
     beside: Tensor | None  # unlabelled images that share in the statistics
     prior: float  # in nats, with which v was chosen
     v: float
     curve: Sequence[Mapping[str, float]]
-    apart: Mapping[float, Sequence[Tensor]]  # v -> logits of each image, normalised without itself
+    apart: Mapping[float, Apart]  # by v
     features_apart: Tensor | None  # (N, features) of the support, likewise, under v
     reading: Reading  # of all images together, under v
 
@@ -76,19 +101,32 @@ class Blended:
 
     def held_out(self, folds: Sequence[Tensor]) -> list[Tensor]:
         """For each image, its logits apart under the v that the images of other folds choose."""
-        answers = list(self.apart[self.v])
+        answers: list[Tensor] = [torch.empty(0)] * len(self.support)
+        logits: dict[float, Sequence[Tensor]] = {}
         for fold in folds:
-            rest = torch.ones(len(self.support), dtype=torch.bool)
-            rest[fold] = False
-            chosen = _best(_curve(self.apart, self.support, rest.nonzero().flatten()), self.prior, int(rest.sum()))
+            rest = others(fold, len(self.support))
+            v = _best(_curve(self.apart, self.support, rest), self.prior, len(rest))
+            if v not in logits:
+                logits[v] = self._logits_apart(v)
             for place in fold.tolist():
-                answers[place] = self.apart[chosen][place]
+                answers[place] = logits[v][place]
         return answers
+
+    def _logits_apart(self, v: float) -> Sequence[Tensor]:
+        kept = self.apart[v].logits
+        if kept is not None:
+            return kept
+        blend = tied(self.working, v)
+        reading = read_support(
+            self.working, self.support, blend, beside=self.beside, leave_out=True, working=self.scratch
+        )
+        return _by_image(reading.logits)[: len(self.support)]
 
     def without(self, fold: Tensor) -> tuple[Support, nn.Module, Reading]:
         """The other images, the network with their blend, and their reading under it."""
-        kept = self.support.part(torch.tensor([at for at in range(len(self.support)) if at not in fold.tolist()]))
-        reading = read_support(self.working, kept, tied(self.working, self.v), beside=self.beside)
+        kept = self.support.part(others(fold, len(self.support)))
+        blend = tied(self.working, self.v)
+        reading = read_support(self.working, kept, blend, beside=self.beside, working=self.scratch)
         tensors = merged(self.working, normals_of(self.working, reading, self.v))
         return kept, self.working.with_tensors(tensors), reading
 
@@ -120,27 +158,31 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     refuse_unadaptable(network)
     support = target.need_support(who).checked(network.output)
     working = replace(network, model=_in_float32(network))
+    scratch = working.copy()
     support = support.prepared(lambda images: channels_last(like(working.model, images)))
     beside = None if target.unlabelled is None else _beside(working, support, target.unlabelled)
     prior = prior if support.kind.centroids else 0.0
     alone = len(support) + (0 if beside is None else len(beside)) < 2
-    apart: dict[float, list[Tensor]] = {}
+    apart: dict[float, Apart] = {}
     features: dict[float, Tensor | None] = {}
     for v in progress.track((0.0,) if alone else GRID, "statistics"):
         try:
-            reading = read_support(working, support, tied(working, v), beside=beside, leave_out=not alone)
+            reading = read_support(
+                working, support, tied(working, v), beside=beside, leave_out=not alone, working=scratch
+            )
         except NotFiniteError:
             if v == 0:
                 raise
             continue  # this blend is none
-        apart[v] = _by_image(reading.logits)[: len(support)]
+        apart[v] = Apart.of(support, _by_image(reading.logits)[: len(support)])
         features[v] = None if reading.features is None else reading.features[: len(support)]
+        del reading  # its logits may be large
     curve = _curve(apart, support, torch.arange(len(support)))
     if not curve:
         raise FewshiftError("the network's logits are not finite: check the images' preprocessing")
     v = _best(curve, prior, len(support))
-    reading = read_support(working, support, tied(working, v), beside=beside)
-    return Blended(network, working, support, beside, prior, v, curve, apart, features[v], reading)
+    reading = read_support(working, support, tied(working, v), beside=beside, working=scratch)
+    return Blended(network, working, scratch, support, beside, prior, v, curve, apart, features[v], reading)
 
 
 def normals_of(network: Network, reading: Reading, v: float) -> dict[str, Normal]:
@@ -149,18 +191,9 @@ def normals_of(network: Network, reading: Reading, v: float) -> dict[str, Normal
     return {name: source[name].blend(seen.normal(source[name].eps), v) for name, seen in reading.moments.items()}
 
 
-def _curve(apart: Mapping[float, Sequence[Tensor]], support: Support, rows: Tensor) -> list[dict[str, float]]:
-    """For each v, the mean loss of the images in these rows; image labels under the best temperature for them."""
-    points = []
-    for v, logits in apart.items():
-        answers = [logits[row] for row in rows.tolist()]
-        if support.kind.centroids:
-            losses = log_losses(torch.cat(answers).cpu(), support.targets[rows].cpu())
-        else:
-            labels = (support.labels[row][None] for row in rows.tolist())
-            pairs = zip(answers, labels, strict=True)
-            losses = torch.cat([support.kind.losses(answer, label) for answer, label in pairs])
-        points.append({"v": v, "loss": float(losses.double().mean())})
+def _curve(apart: Mapping[float, Apart], support: Support, rows: Tensor) -> list[dict[str, float]]:
+    """For each v, the mean loss of the images in these rows."""
+    points = [{"v": v, "loss": answers.loss(support, rows)} for v, answers in apart.items()]
     return [point for point in points if math.isfinite(point["loss"])]
 
 

@@ -12,11 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.averages import averaged_over_batches, pooled_exactly
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import Normal, merged, source_layers
 from fewshift.core.network import Network, like, refuse_unadaptable
 from fewshift.core.randomness import checked_seed, minibatches
-from fewshift.core.reading import averaged_over_batches, pooled_exactly, read_support, tied
+from fewshift.core.reading import read_support, tied
 from fewshift.core.support import Target, Unlabelled
 from fewshift.errors import FewshiftError
 
