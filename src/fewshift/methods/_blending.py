@@ -96,7 +96,7 @@ class Blended:
         """Whether most images are right, each normalised without itself: a head made of one image each is worse."""
         if not self.support.kind.centroids:
             return False
-        answers = torch.cat(list(self.apart[self.v])).cpu().argmax(1)
+        answers = torch.cat(list(self._logits_apart(self.v))).cpu().argmax(1)
         return float((answers == self.support.targets.cpu()).double().mean()) > GOOD
 
     def held_out(self, folds: Sequence[Tensor]) -> list[Tensor]:
