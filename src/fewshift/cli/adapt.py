@@ -82,7 +82,7 @@ def adapt(
     keep = out is not None and (result.accepted or write_rejected)
     written = {
         "delta": result.candidate_delta.save(out) if out is not None and keep else None,
-        "report": None if report is None else result.report(report, out if keep else None),
+        "report": None if report is None else result.report(report, out if keep else None, origin=network.origin()),
     }
     if as_json:
         print_json(result.to_json() | {name: path and str(path) for name, path in written.items()})

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -90,6 +93,18 @@ class NetworkOptions(NamedNetwork):
         if names is None and delta is not None:
             names = fewshift.Delta.load(delta).classes
         return fewshift.load(self.model, self.weights, classes=names)
+
+    def origin(self) -> dict[str, str]:
+        """For a report: the date, the command, and the options that name this network."""
+        named = [("--model", self.model), ("--weights", self.weights), ("--classes", self.classes)]
+        sizes = [("--resize", self.resize), ("--crop", self.crop), ("--mean", self.mean), ("--std", self.std)]
+        options = [str(part) for name, value in named + sizes if value is not None for part in (name, value)]
+        return {
+            "date": datetime.now(UTC).astimezone().strftime("%d %B %Y, %H:%M"),
+            "weights": "" if self.weights is None else str(self.weights),
+            "command": shlex.join(["fewshift", *sys.argv[1:]]),
+            "options": shlex.join(options),
+        }
 
     def name_of(self, model: nn.Module) -> str:
         """What the network is called."""

@@ -36,6 +36,7 @@ from fewshift.report.scenes import encoded
 
 MANY_CLASSES, TOO_MANY_CLASSES = 12, 30  # beyond these a matrix has no numbers, and no names
 SHADES = 20  # of a matrix
+INTERVAL = 0.9  # inches
 LEAST_SPAN = 0.05  # of the vertical axis over layers: smaller differences shall look small
 LEAST_POINTS = 2.0  # and of one that counts percent
 MOST_MARKS = 120  # of one picture over layers
@@ -53,6 +54,22 @@ def grid_curve(losses: Mapping[float, float], chosen: float, *, key: str, alt: s
         axes.margins(x=0.08, y=0.22)  # room for the words beneath the mark
 
     return drawn(paint, key, alt)
+
+
+def interval(point: float, low: float, high: float, *, key: str, alt: str) -> str:
+    """A gain with its interval on one line, against no change."""
+
+    def paint(axes: Any) -> None:
+        axes.axvline(0, **DASHED)
+        axes.plot([low, high], [0, 0], color=FIRST, linewidth=5, solid_capstyle="round", alpha=0.45)
+        axes.plot(point, 0, color=FIRST, marker="o", markersize=9)
+        axes.annotate(f"{point:+.1f}", (point, 0), (0, 8), textcoords="offset points", ha="center")
+        axes.set(yticks=[])
+        axes.set_xlim(min(low, 0.0) - 4, max(high, 0.0) + 4)
+        axes.set_ylim(-0.5, 0.9)
+        axes.spines["left"].set_visible(False)
+
+    return drawn(paint, key, alt, height=INTERVAL)
 
 
 def loss_curve(losses: Sequence[float], *, key: str, alt: str) -> str:

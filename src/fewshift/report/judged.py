@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fewshift.core.metrics import tally
+from fewshift.core.support import Support
+from fewshift.errors import FewshiftError
+from fewshift.images.folders import open_image
 from fewshift.images.preprocess import Preprocess
 from fewshift.report.prose import sentence
 from fewshift.report.scenes import Thumbnail, as_bytes, photograph, thumbnail
@@ -20,7 +25,7 @@ from fewshift.trust.suspects import Suspect
 if TYPE_CHECKING:
     from fewshift.report.results import Adaptation
 
-SMALL = 128  # pixels of a thumbnail's longer side
+SMALL = 320  # pixels of a picture's longer side: shown small, and larger on a click
 MOST = 24  # images that a page shows
 WRONG, RIGHT, STILL = "became wrong", "became right", "still wrong"
 
@@ -34,6 +39,11 @@ class ClassRow:
     predictions: int
     before: int
     after: int
+
+    @property
+    def change(self) -> int:
+        """How many more are right than before."""
+        return self.after - self.before
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,12 @@ class Flip:
     asked: int  # how often the image was held out
     verdict: str
     picture: Thumbnail | None = None
+    file: Path | None = None  # where the image comes from, if that is known
+
+    @property
+    def place(self) -> str:
+        """The file, or the number of the image."""
+        return f"image {self.image}" if self.file is None else str(self.file)
 
     @property
     def flips(self) -> int:
@@ -122,9 +138,7 @@ def judged(result: Adaptation) -> Judged | None:
     source, adapted = held.source.argmax(1), held.adapted.argmax(1)
     images = result.support if result.validation is None else result.validation
     flips = flipped(held, names)
-    shown = [
-        _pictured(flip, images.images[flip.image - 1], result.preprocess) for flip in flips[:MOST] if images is not None
-    ]
+    shown = [_pictured(flip, images, result.preprocess) for flip in flips[:MOST] if images is not None]
     return Judged(
         names=names,
         rows=class_rows(held, names),
@@ -160,10 +174,11 @@ def flipped(held: ImageAnswers, names: Sequence[str]) -> list[Flip]:
     return sorted(flips, key=lambda flip: (order.index(flip.verdict), -flip.flips, flip.image))
 
 
-def _pictured(flip: Flip, image: Tensor, preprocess: Preprocess | None) -> Flip:
-    """With a thumbnail, if the image is a picture."""
-    alt = f"Image {flip.image}, {flip.truth}: {flip.source} to the source network, {flip.answers} once adapted."
-    return replace(flip, picture=_small(image, alt, preprocess))
+def _pictured(flip: Flip, images: Support, preprocess: Preprocess | None) -> Flip:
+    """With its file, and with a thumbnail if the image is a picture."""
+    flip = replace(flip, file=None if images.files is None else images.files[flip.image - 1])
+    alt = f"{sentence(flip.place)}, {flip.truth}: {flip.source} to the source network, {flip.answers} once adapted."
+    return replace(flip, picture=_small(images, flip.image - 1, alt, preprocess))
 
 
 def pictured_suspects(result: Adaptation) -> list[PicturedSuspect]:
@@ -174,13 +189,17 @@ def pictured_suspects(result: Adaptation) -> list[PicturedSuspect]:
     for suspect in result.suspects[:MOST]:
         name = place(suspect)
         alt = f"{sentence(name)}, labelled {suspect.label_name}, looks like {suspect.predicted_name}."
-        picture = _small(result.support.images[suspect.position], alt, result.preprocess)
+        picture = _small(result.support, suspect.position, alt, result.preprocess)
         rows.append(PicturedSuspect(suspect, name, picture))
     return rows
 
 
-def _small(image: Tensor, alt: str, preprocess: Preprocess | None) -> Thumbnail | None:
-    """A thumbnail, if the image is a picture."""
+def _small(images: Support, position: int, alt: str, preprocess: Preprocess | None) -> Thumbnail | None:
+    """A thumbnail of the whole file, if that can be read; else of what the network saw, if it is a picture."""
+    if images.files is not None:
+        with suppress(FewshiftError, OSError):
+            return thumbnail(open_image(images.files[position], "RGB"), alt, SMALL)
+    image = images.images[position]
     if image.ndim != 3 or len(image) not in (1, 3):
         return None
     return thumbnail(photograph(as_bytes(image, preprocess)), alt, SMALL)

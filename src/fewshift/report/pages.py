@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from markupsafe import Markup
 from fewshift import __version__
 from fewshift.core._files import whole
 from fewshift.core.method import Needs
+from fewshift.core.support import Support
 from fewshift.methods.catalog import METHODS
 from fewshift.report import choosing, figures, pictures
 from fewshift.report import prose as words
@@ -39,11 +41,18 @@ ETA, RHO = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER RHO}"
 PLACE = "place.safetensors"  # a delta that was not saved yet
 
 
-def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | None = None) -> Path:
-    """Whether to trust an adaptation, what it changed, and how to use, keep or undo it.
+def adaptation_page(
+    result: Adaptation,
+    path: str | Path,
+    delta: str | Path | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> Path:
+    """Whether to use an adaptation, what it changed, and how to use, keep or undo it.
 
-    `delta` is the file in which it is kept, for the lines that a reader copies.
+    `delta` is the file in which it is kept, for the lines that a reader copies. `origin` is where things come from;
+    its "command" made this adaptation, and its "options" name the network on the command line.
     """
+    origin = dict(origin or {})
     held = judged(result)
     return _write(
         path,
@@ -51,6 +60,11 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
         result=result,
         changes=words.changes(result),
         judged=held,
+        interval=_interval(result),
+        network=origin.pop("options", None) or "...",
+        command=origin.get("command"),
+        folder=_folder(result.support),
+        provenance=_provenance(result, origin),
         facts=words.other_facts(result),
         suspects=pictured_suspects(result),
         labelling=labelling,
@@ -72,6 +86,27 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
         saved=delta is not None,
         versions=_versions(),
     )
+
+
+def _interval(result: Adaptation) -> str | None:
+    gain = result.gain
+    if gain is None:
+        return None
+    alt = f"A change of {gain.point:+.1f} points, probably between {gain.low:+.1f} and {gain.high:+.1f}."
+    return figures.interval(gain.point, gain.low, gain.high, key="interval", alt=alt)
+
+
+def _provenance(result: Adaptation, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the network, its images and this page come from, as far as that is known."""
+    known = {"network": type(result.source).__name__, "images": _folder(result.support), **origin}
+    return {name: value for name, value in known.items() if value}
+
+
+def _folder(support: Support | None) -> str | None:
+    """The folder that all images lie in."""
+    if support is None or not support.files:
+        return None
+    return os.path.commonpath([str(file.parent) for file in support.files])
 
 
 @dataclass(frozen=True)

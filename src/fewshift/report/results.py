@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -131,11 +132,16 @@ class Adaptation:
             version=__version__,
         )
 
-    def report(self, path: str | Path, delta: str | Path | None = None) -> Path:
-        """Write one self-contained HTML page that a colleague can read; `delta` is where the delta is kept."""
+    def report(
+        self, path: str | Path, delta: str | Path | None = None, *, origin: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write one self-contained HTML page that a colleague can read.
+
+        `delta` is where the delta is kept, `origin` what else the page shall say about where it comes from.
+        """
         from fewshift.report.pages import adaptation_page
 
-        return adaptation_page(self, path, delta)
+        return adaptation_page(self, path, delta, origin)
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the networks, as JSON knows it."""
