@@ -25,7 +25,7 @@ from fewshift.errors import FewshiftError, NotFiniteError
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 CENTRE = 0.2  # where v lies most often
-GOOD = 0.75  # of the images right
+GOOD = 0.9  # of the images right
 BESIDE = 256  # unlabelled images that share in the statistics, at most
 
 
