@@ -160,8 +160,7 @@ def compare(
     the place that are not in the support: then every method is fitted once, to all of the support.
 
     `select` is a rule to choose a method by: "best" takes the lowest held-out cross-entropy, "clear" does so only if
-    the method is clearly ahead of the source network, which it takes otherwise. A method that fails has a row that says
-    why.
+    `adapt` would hand it over, and otherwise takes the source network. A method that fails has a row that says why.
     """
     began = time.perf_counter()
     if select not in (None, *comparison.RULES):

@@ -19,7 +19,7 @@ from fewshift.core.method import Fitted, Needs
 from fewshift.methods.auto import Auto
 from fewshift.methods.finetune import L2
 from fewshift.trust.comparison import Ranking, Row
-from fewshift.trust.guard import Evidence, Missing
+from fewshift.trust.guard import Evidence, Missing, decide
 from fewshift.trust.held_out import ImageAnswers, folds_of, log_losses
 from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street
 
@@ -309,7 +309,7 @@ def test_what_selecting_is_worth_is_measured_on_images_that_did_not_select(selec
         if select == "clear":
             images = torch.arange(len(labels))[~mine]
             others = ImageAnswers(images, images % 5, labels[~mine], logits["source"][~mine], logits[best][~mine])
-            best = best if others.gain().low > 0 else "source"
+            best = best if decide("not-worse", Evidence(others.gain(), others)).accepted else "source"
         answers[mine] = logits[best][mine].argmax(1)
     assert selected.selected_gain.after == pytest.approx(100 * balanced_accuracy_score(labels, answers))
     assert selected.selected_gain.before == pytest.approx(selected.source.accuracy)

@@ -64,7 +64,7 @@ class Comparison(Ranking):
         """How a method was selected, in one sentence."""
         tempered = "" if self.of_pixels else ", each under its best temperature"
         lowest = f"the method with the lowest cross-entropy on held-out images{tempered} (of equals the first named)"
-        clear = f", if the whole {100 * LEVEL:.0f} % interval of its gain is above zero, otherwise the source network"
+        clear = ", if `adapt` would hand it over, otherwise the source network"
         return {None: None, "best": lowest, "clear": lowest + clear}[self.select]
 
     def table(self) -> list[dict[str, str]]:
@@ -107,6 +107,7 @@ class Comparison(Ranking):
                     "settings": row.method.settings(),
                     "accuracy": row.accuracy,
                     "cross_entropy": row.cross_entropy,
+                    "accepted": row.accepted,
                     "gain": _plain(row.gain),
                     "reason": self.failures.get(row.label),
                     "seconds": row.seconds,
@@ -136,6 +137,7 @@ def _cells(row: Row) -> dict[str, str]:
         "became right": str(gain.wins) if gain and compared else "-",
         "became wrong": str(gain.losses) if gain and compared else "-",
         "cross-entropy": "-" if row.cross_entropy is None else f"{row.cross_entropy:.3f}",
+        "adapt says": ("take it" if row.accepted else "leave it") if compared else "-",
         "seconds": f"{row.seconds:.1f}",
     }
 

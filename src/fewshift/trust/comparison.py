@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -23,7 +23,7 @@ from fewshift.errors import FewshiftError
 from fewshift.methods.source import Source
 from fewshift.trust.choice import fit_chosen
 from fewshift.trust.gain import Gain
-from fewshift.trust.guard import Evidence, cross_validated, on_labelled
+from fewshift.trust.guard import Evidence, cross_validated, decide, on_labelled, shift_of
 from fewshift.trust.held_out import HeldOut, folds_of
 
 SOURCE = "source"  # the network as it came
@@ -48,6 +48,11 @@ class Row:
     def accuracy(self) -> float | None:
         """Percent of the held-out images that are right, or of their pixels."""
         return None if self.gain is None else self.gain.after
+
+    @property
+    def accepted(self) -> bool:
+        """Whether `adapt` would hand it over."""
+        return decide("not-worse", self.evidence).accepted
 
     @property
     def cross_entropy(self) -> float | None:
@@ -120,7 +125,11 @@ class Ranking:
         best = min(losses, key=losses.__getitem__, default=None)
         if self.select == "best" or best == SOURCE:
             return best
-        return best if best is not None and parts[best].gain().low > 0 else SOURCE
+        if best is None:
+            return SOURCE
+        evidence = next(row.evidence for row in self.judged if row.label == best)
+        judged = replace(evidence, gain=parts[best].gain(), held=parts[best])
+        return best if decide("not-worse", judged).accepted else SOURCE
 
     def _held(self, label: str) -> HeldOut:
         """The held-out answers of a method, or one sentence when there are none."""
@@ -143,11 +152,12 @@ def rank(
     listener: progress.Listener | None = None,
 ) -> tuple[tuple[Row, ...], Row]:
     """A row for each method, and the source network's."""
+    shift = shift_of(network, target)
 
     def row(label: str, method: Method) -> Row:
         began = time.perf_counter()
         with progress.told_to(listener and _naming(label, listener)):
-            evidence = judge(network, target, method, validate, seed)
+            evidence = replace(judge(network, target, method, validate, seed), shift=shift)
         return Row(label, method, evidence, time.perf_counter() - began)
 
     labels = labelled(methods)

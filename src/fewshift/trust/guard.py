@@ -107,7 +107,7 @@ def gather(
     inside = not isinstance(validate, Support)
     return replace(
         evidence,
-        shift=_shift(network, target),
+        shift=shift_of(network, target),
         agreement=_agreement(network, fitted.predictor, target),
         unseen=_unseen(network, target) if inside else (),
         new_classifier=_new_classifier(network, fitted.predictor),
@@ -165,7 +165,7 @@ def _new_classifier(network: Network, predictor: nn.Module) -> bool:
     return not all(name in now and torch.equal(source[name], now[name]) for name in names)
 
 
-def _shift(network: Network, target: Target) -> Shift | None:
+def shift_of(network: Network, target: Target) -> Shift | None:
     """How far the images of the place are from those of training; None where layers cannot tell."""
     if target.unlabelled is not None:
         images = target.unlabelled
