@@ -42,32 +42,44 @@ def evaluate(
         result = fewshift.evaluate(
             model, labelled, delta=delta, support=support, **arguments, window=window, stride=stride,
         )  # fmt: skip
+    origin = {"network": network.name_of(model), "weights": network.weights, "delta": delta}
+    origin |= {"images": labelled, "support": support}
+    page = None if report is None else _page(result, report, origin)
     if isinstance(result, fewshift.PixelEvaluation):
-        origin = {"network": network.name_of(model), "weights": network.weights, "delta": delta}
-        origin |= {"images": labelled, "support": support}
-        _print_pixels(result, None if report is None else _page(result, report, origin), as_json)
-    elif report is not None:
-        raise FewshiftError("a report shows labelled pixels, and these images have one label each: leave out --report")
+        _print_pixels(result, page, as_json)
     else:
-        _print_images(result, as_json)
+        _print_images(result, page, as_json)
 
 
-def _page(result: PixelEvaluation, path: Path, origin: Mapping[str, object]) -> Path:
-    from fewshift.report.pages import evaluation_page
+def _page(result: Evaluation, path: Path, origin: Mapping[str, object]) -> Path:
+    from fewshift.report.pages import accuracy_page, evaluation_page
     from fewshift.report.scenes import changed_most
+    from fewshift.trust.evaluation import ImageEvaluation, PixelEvaluation
 
+    if isinstance(result, ImageEvaluation):
+        return accuracy_page(result, path, origin=origin)
+    assert isinstance(result, PixelEvaluation)
     return evaluation_page(result, *changed_most(result), path, origin=origin)
 
 
-def _print_images(result: Evaluation, as_json: bool) -> None:
+def _print_images(result: Evaluation, page: Path | None, as_json: bool) -> None:
     """Print the accuracy of each class, their mean, and that of all images, in percent."""
+    from fewshift.report.prose import interval
+    from fewshift.trust.evaluation import ImageEvaluation
+
     if as_json:
-        print_json(result.to_json())
+        print_json(result.to_json() | ({"report": str(page)} if page else {}))
         return
     rows = [[name, str(images), *map(_percent, values)] for name, images, values in result.rows]
     rows.append(["mean of classes", str(len(rows)), *map(_percent, result.mean.values())])
     rows.append(["all images", str(sum(result.labels)), *map(_percent, result.accuracy.values())])
     print_table("accuracy in %", ["class", "images", *result.tallies], rows)
+    if isinstance(result, ImageEvaluation) and (gain := result.gain) is not None:
+        typer.echo(
+            f"{gain.wins} became right, {gain.losses} became wrong: {gain.point:+.1f} points on average over classes, "
+            f"{interval(gain)}"
+        )
+    print_written({"report": page})
 
 
 def _print_pixels(result: PixelEvaluation, page: Path | None, as_json: bool) -> None:

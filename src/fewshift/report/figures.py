@@ -188,8 +188,18 @@ def strips(above: Tensor, below: Tensor, *, columns: int = 10, gap: int = 2) -> 
     return Strips(f"data:image/png;base64,{encoded(sheet, 'png', optimize=True)}", *sheet.size)
 
 
-def confusion(shares: Sequence[Sequence[float]], names: Sequence[str], *, key: str, alt: str) -> str:
-    """For each true class (row) the share of each predicted class (column); NaN where a class has no image."""
+def confusion(
+    shares: Sequence[Sequence[float]],
+    names: Sequence[str],
+    *,
+    counts: Sequence[Sequence[int]] | None = None,
+    key: str,
+    alt: str,
+) -> str:
+    """For each true class (row) the share of each predicted class (column); NaN where a class has no image.
+
+    With `counts` these stand in the cells, otherwise percentages do.
+    """
     size = len(names)
     cells = [(row, column, share) for row, line in enumerate(shares) for column, share in enumerate(line) if share > 0]
 
@@ -205,7 +215,8 @@ def confusion(shares: Sequence[Sequence[float]], names: Sequence[str], *, key: s
             for row, column, share in cells:
                 if share >= 0.005:
                     text = {"ha": "center", "va": "center", "fontsize": 10, "color": PAPER if share > 0.7 else INK}
-                    axes.text(column, row, f"{100 * share:.0f}", **text)
+                    number = f"{100 * share:.0f}" if counts is None else str(counts[row][column])
+                    axes.text(column, row, number, **text)
         if size <= TOO_MANY_CLASSES:
             letters = [short(name, 16) for name in names]
             small = 10 if size <= MANY_CLASSES else 7

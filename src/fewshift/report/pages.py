@@ -20,12 +20,13 @@ from fewshift.methods.catalog import METHODS
 from fewshift.report import choosing, figures, pictures
 from fewshift.report import prose as words
 from fewshift.report import suspects as labelling
-from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, judged, pictured_suspects
+from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, ClassRow, Judged, judged, pictured_suspects
 from fewshift.report.pictures import Picture
 from fewshift.report.render import rendered
 from fewshift.report.scenes import Scene, change_of, counted_at, side_by_side, support_scenes
 from fewshift.report.tables import Listing, Table
-from fewshift.trust.evaluation import PixelEvaluation
+from fewshift.trust.evaluation import ImageEvaluation, PixelEvaluation
+from fewshift.trust.gain import Gain
 
 if TYPE_CHECKING:
     from fewshift.lab.bench.trust import Trial
@@ -60,7 +61,7 @@ def adaptation_page(
         result=result,
         changes=words.changes(result),
         judged=held,
-        interval=_interval(result),
+        interval=None if result.gain is None else _interval(result.gain),
         network=origin.pop("options", None) or "...",
         command=origin.get("command"),
         folder=_folder(result.support),
@@ -88,10 +89,7 @@ def adaptation_page(
     )
 
 
-def _interval(result: Adaptation) -> str | None:
-    gain = result.gain
-    if gain is None:
-        return None
+def _interval(gain: Gain) -> str:
     alt = f"A change of {gain.point:+.1f} points, probably between {gain.low:+.1f} and {gain.high:+.1f}."
     return figures.interval(gain.point, gain.low, gain.high, key="interval", alt=alt)
 
@@ -170,6 +168,29 @@ def evaluation_page(
         sizes=counted_at(scores.sizes) if scores.sizes else None,
         gained=side_by_side(gained, scores.classes, scores.palette, key="gained") if gained else None,
         lost=side_by_side(lost, scores.classes, scores.palette, key="lost") if lost else None,
+        origin={**{key: value for key, value in origin.items() if value is not None}, **_versions()},
+    )
+
+
+def accuracy_page(scores: ImageEvaluation, path: str | Path, *, origin: Mapping[str, Any]) -> Path:
+    """What adaptation did to the answers on labelled images: class by class, with an interval."""
+    gain = scores.gain
+    assert gain is not None  # a page compares two networks
+    first, *_, last = scores.tallies.values()
+    rows = [
+        ClassRow(name, count, count, int(first[label, label]), int(last[label, label]))
+        for label, (name, count) in enumerate(zip(scores.classes, scores.labels, strict=True))
+        if count
+    ]
+    held = Judged(scores.classes, rows, first, last, [])
+    return _write(
+        path,
+        "accuracy.html",
+        scores=scores,
+        right=(int(first.trace()), int(last.trace())),
+        interval=_interval(gain),
+        rows=rows,
+        matrices=pictures.matrices(held) if len(scores.classes) <= MATRIX else [],
         origin={**{key: value for key, value in origin.items() if value is not None}, **_versions()},
     )
 

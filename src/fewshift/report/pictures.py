@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from fewshift.report.results import Adaptation
 
 
+FEW = 20  # images of a class: fewer are counted, not turned into percentages
+
+
 @dataclass(frozen=True)
 class Picture:
     """A figure, and what it shows in words."""
@@ -62,13 +65,16 @@ def matrices(judged: Judged) -> list[Picture]:
         right, total = int(counts.diagonal().sum()), int(counts.sum())
         facts = f"{right} of {words.counted(total, 'answer')} right"
         shares = counts.double() / counts.sum(1, keepdim=True)  # NaN for a class without an image
+        few = int(counts.sum(1).max()) < FEW
         svg = figures.confusion(
             shares.tolist(),
             judged.names,
+            counts=counts.int().tolist() if few else None,
             key=f"confusion-{key}",
             alt=f"Confusion matrix on held-out images, {network}: {facts}.",
         )
-        caption = f"{words.sentence(network)}: for each true class (row), the answers in percent. {facts}."
+        unit = "" if few else " in percent"
+        caption = f"{words.sentence(network)}: for each true class (row), the answers{unit}. {facts}."
         pictures.append(Picture(svg, caption))
     return pictures
 

@@ -39,6 +39,9 @@ class Recommendation:
     sure: str
     next: str
 
+    def __str__(self) -> str:
+        return f"{self.advice.value}: {'; '.join(self.lines)}"
+
     @property
     def lines(self) -> tuple[str, str, str]:
         """What changed, how sure that is, what to do."""

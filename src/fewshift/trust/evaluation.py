@@ -23,6 +23,7 @@ from fewshift.images.label_files import Palette
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes
 from fewshift.images.sliding_window import Size, evaluating, label_map, output_shape
+from fewshift.trust.gain import Gain, gain_from
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,22 @@ class ImageEvaluation(Evaluation):
 
     class_scores = staticmethod(per_class_accuracy)
 
+    truth: Sequence[int] = ()  # the label of each image
+
+    @property
+    def gain(self) -> Gain | None:
+        """Of the last network over the first, every class with the same weight; None for one network."""
+        if len(self.images) < 2:
+            return None
+        first, *_, last = (torch.tensor(scores) for scores in self.images.values())
+        return gain_from(torch.arange(len(first)), first, last, first * 0, labels=torch.tensor(self.truth))
+
     def to_json(self) -> dict[str, Any]:
         """Images, accuracy, and the accuracy of each class."""
         per_class = {name: dict(zip(self.tallies, values, strict=True)) for name, _, values in self.rows}
-        return {"images": sum(self.labels), "accuracy": self.accuracy, "per_class": per_class}
+        gain = self.gain
+        interval = {} if gain is None else {"gain": {"point": gain.point, "low": gain.low, "high": gain.high}}
+        return {"images": sum(self.labels), "accuracy": self.accuracy, **interval, "per_class": per_class}
 
 
 @dataclass(frozen=True)
@@ -178,7 +191,7 @@ def evaluate_networks(
         labelled.kind.check_range(labelled.kind.counts(labels), len(classes))
         tallies[name] = tally(labels, predicted.argmax(1).cpu(), len(classes))
         images[name] = (predicted.argmax(1).cpu() == labels).double().tolist()
-    return ImageEvaluation(classes, tallies, images)
+    return ImageEvaluation(classes, tallies, images, labels.tolist())
 
 
 def class_probabilities(network: nn.Module, images: Iterable[Tensor], batch_size: int = 32) -> Iterator[Tensor]:
