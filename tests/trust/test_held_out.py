@@ -105,13 +105,13 @@ def test_being_ten_times_as_sure_is_no_change():
 
 
 def test_the_change_of_loss_is_that_of_networks_under_their_best_temperatures():
-    labels = torch.arange(40) % 3
-    source, adapted = noise(40, 3), 4 * (noise(40, 3, seed=1) + F.one_hot(labels, 3))
+    labels = torch.arange(42) % 3
+    source, adapted = noise(42, 3), 4 * (noise(42, 3, seed=1) + F.one_hot(labels, 3))
     before, after = (
         minimize_scalar(loss_at, bounds=(-4.6, 4.6), args=(logits, labels), method="bounded").fun
         for logits in (source, adapted)
     )
-    gain = ImageAnswers(torch.arange(40), torch.zeros(40), labels, source, adapted).gain()
+    gain = ImageAnswers(torch.arange(42), torch.zeros(42), labels, source, adapted).gain()
     assert gain.loss_change == pytest.approx(after - before, abs=2e-3)
 
 

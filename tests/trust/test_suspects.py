@@ -130,7 +130,7 @@ def test_the_gain_without_suspects_counts_the_other_images():
     suspects = find_suspects(support(LABELS), [held], held)
     assert [suspect.position for suspect in suspects] == [3]
     assert suspects.gain_without.images == 11
-    assert suspects.gain_without.point == pytest.approx(100 * 2 / 11)  # images 8 and 9 became right
+    assert suspects.gain_without.over_images == pytest.approx(100 * 2 / 11)  # images 8 and 9 became right
     assert suspects.gain_without.after == pytest.approx(100)
 
 

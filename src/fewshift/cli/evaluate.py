@@ -52,20 +52,20 @@ def evaluate(
 
 
 def _page(result: Evaluation, path: Path, origin: Mapping[str, object]) -> Path:
+    import fewshift
     from fewshift.report.pages import accuracy_page, evaluation_page
     from fewshift.report.scenes import changed_most
-    from fewshift.trust.evaluation import ImageEvaluation, PixelEvaluation
 
-    if isinstance(result, ImageEvaluation):
+    if isinstance(result, fewshift.ImageEvaluation):
         return accuracy_page(result, path, origin=origin)
-    assert isinstance(result, PixelEvaluation)
+    assert isinstance(result, fewshift.PixelEvaluation)
     return evaluation_page(result, *changed_most(result), path, origin=origin)
 
 
 def _print_images(result: Evaluation, page: Path | None, as_json: bool) -> None:
     """Print the accuracy of each class, their mean, and that of all images, in percent."""
+    import fewshift
     from fewshift.report.prose import interval
-    from fewshift.trust.evaluation import ImageEvaluation
 
     if as_json:
         print_json(result.to_json() | ({"report": str(page)} if page else {}))
@@ -74,7 +74,7 @@ def _print_images(result: Evaluation, page: Path | None, as_json: bool) -> None:
     rows.append(["mean of classes", str(len(rows)), *map(_percent, result.mean.values())])
     rows.append(["all images", str(sum(result.labels)), *map(_percent, result.accuracy.values())])
     print_table("accuracy in %", ["class", "images", *result.tallies], rows)
-    if isinstance(result, ImageEvaluation) and (gain := result.gain) is not None:
+    if isinstance(result, fewshift.ImageEvaluation) and (gain := result.gain) is not None:
         typer.echo(
             f"{gain.wins} became right, {gain.losses} became wrong: {gain.point:+.1f} points on average over classes, "
             f"{interval(gain)}"
