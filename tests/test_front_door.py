@@ -117,7 +117,7 @@ def test_no_command_writes_over_what_it_reads(place: Path, command, spelling: st
     network = ["--model", "tests.helpers.networks:make_tiny", "--weights", place / "w.safetensors"]
     adapt = ["adapt", *network, "--support", place / "photos", "--method", "adabn", "--accept", "always"]
     for words in ([*adapt, "--out"], [*adapt, "--report"], ["predict", *network, place / "photos", "--out"]):
-        assert command(*words, place / spelling).code == 1
+        assert command(*words, place / spelling).code == 2
     assert before == {name: (place / name).read_bytes() for name in before}
 
 
@@ -126,7 +126,7 @@ def test_predictions_do_not_replace_the_images(place: Path, command) -> None:
     before = image.read_bytes()
     words = ["predict", "--model", "tests.helpers.networks:make_tiny", "--weights", place / "w.safetensors"]
     for images in (image, place / "photos"):
-        assert command(*words, images, "--out", image).code == 1
+        assert command(*words, images, "--out", image).code == 2
     assert image.read_bytes() == before
 
 

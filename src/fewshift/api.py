@@ -139,7 +139,7 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
 def compare(
     model: nn.Module,
     support: Any,
-    methods: Sequence[str | Method | type[Method]] = ("source", "adabn", "lp-ft", "auto"),
+    methods: Sequence[str | Method | type[Method]] = ("source", "adabn", "auto"),
     *,
     unlabelled: Any = None,
     shots: int | None = None,
