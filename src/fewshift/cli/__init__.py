@@ -18,6 +18,7 @@ COMMANDS = (  # in the order in which help lists them
     "predict",
     "evaluate",
     "shift",
+    "show",
     "merge",
     "demo",
     "inspect_",

@@ -147,6 +147,22 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     console.print(table)
 
 
+def print_facts(title: str, facts: Mapping[str, str]) -> None:
+    """A title and one line for each fact on stdout; long values go on below where they began."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(title, style="bold", highlight=False)
+    table = Table.grid(padding=(0, 2), pad_edge=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, Text(value))
+    console.print(table, highlight=False)
+
+
 def _is_number(text: str) -> bool:
     return text in {"-", "?"} or text.replace(".", "").replace(",", "").replace("-", "").replace("+", "").isdigit()
 

@@ -13,7 +13,8 @@ from fewshift.cli.options import NamedNetwork, command
 
 @command(
     examples="""
-    fewshift merge -m timm:resnet18 -w w.pt -d site.safetensors -o new.safetensors
+    fewshift merge -m timm:resnet18 -w w.pt -d site.safetensors \\
+        -o new.safetensors
     fewshift merge -m timm:resnet18 -w new.safetensors -d site.safetensors \\
         --revert -o source.safetensors
     """

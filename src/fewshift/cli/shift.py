@@ -16,7 +16,7 @@ TOP = 10  # layers that the table has
 @command(
     examples="""
     fewshift shift -m timm:resnet18 -w w.pt images/
-    fewshift shift -m timm:resnet18 -w w.pt images/ --source training-images/ --all
+    fewshift shift -m timm:resnet18 -w w.pt images/ --source training/ --all
     """
 )
 def shift(
