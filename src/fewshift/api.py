@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewshift.core import _progress
-from fewshift.core._progress import told_to
+from fewshift.core._progress import Progress, told_to
 from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
@@ -27,8 +26,7 @@ from fewshift.images.preprocess import Preprocess
 from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of, sized
 from fewshift.models.cards import known_card
-from fewshift.models.libraries import load
-from fewshift.opening import Opened, open_networks, open_target
+from fewshift.opening import Opened, blank_images, load, open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
 from fewshift.report.results import Adaptation, Inspection, layer_reports
@@ -62,7 +60,7 @@ def adapt(
     drop_suspects: bool = False,
     seed: int = 0,
     device: torch.device | str | None = None,
-    progress: _progress.Listener | None = None,
+    progress: Progress = None,
 ) -> Adaptation:
     """Fit `model` to the place that `support` comes from.
 
@@ -78,7 +76,7 @@ def adapt(
     support, or None. `accept` is the guard: "not-worse" (the evidence for it is stronger than chance), "better", a
     number of points that the whole interval has to exceed, a callable that takes the gain, or "always". A rejected
     adaptation comes back as the source network. `drop_suspects` adapts once more without the images whose label looks
-    wrong, if there are any: `dropped` of the result.
+    wrong, if there are any: `dropped` of the result. `progress` is True for a bar, or a callable (what, done, total).
 
     The model is never changed, nor is the global random state; the same arguments and seed give the same result.
     """
@@ -139,7 +137,7 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
 def compare(
     model: nn.Module,
     support: Any,
-    methods: Sequence[str | Method | type[Method]] = ("source", "adabn", "lp-ft", "auto"),
+    methods: Sequence[str | Method | type[Method]] = ("source", "adabn", "auto"),
     *,
     unlabelled: Any = None,
     shots: int | None = None,
@@ -152,7 +150,7 @@ def compare(
     select: str | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
-    progress: _progress.Listener | None = None,
+    progress: Progress = None,
 ) -> Comparison:
     """Judge several methods on the same images; no method has seen the image it is asked about.
 
@@ -165,8 +163,8 @@ def compare(
     began = time.perf_counter()
     if select not in (None, *comparison.RULES):
         raise FewshiftError(f"select={select!r} is no rule: choose 'best', 'clear' or None")
-    if isinstance(methods, str):
-        raise FewshiftError(f"methods={methods!r} is one word: give a list of names")
+    if isinstance(methods, str) or not hasattr(methods, "__iter__"):
+        raise FewshiftError(f"methods={methods!r} is no list: give a list of names")
     chosen = [method_of(method) for method in methods]
     comparison.comparable(chosen)
     if validate is None:
@@ -181,7 +179,8 @@ def compare(
     judges = opened.evidence_from(validate, preprocess)
     assert judges is not None  # validate is not None
     comparison.check_labels(opened.network, opened.target, judges, seed)
-    rows, source = comparison.rank(opened.network, opened.target, chosen, judges, seed, progress)
+    with told_to(progress) as listener:
+        rows, source = comparison.rank(opened.network, opened.target, chosen, judges, seed, listener)
     return Comparison(
         rows=rows,
         source=source,
@@ -210,7 +209,7 @@ def learning_curve(
     head: str | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
-    progress: _progress.Listener | None = None,
+    progress: Progress = None,
 ) -> LearningCurve:
     """How the gain of adapting `model` grows with k, the labelled images per class, and from where on it does not.
 
@@ -276,7 +275,7 @@ def predict(
     resume: bool = False,
     overwrite: bool = False,
     batch_size: int = 32,
-    progress: _progress.Listener | None = None,
+    progress: Progress = None,
 ) -> ImagePredictions | PixelPredictions:
     """Predict image files: a class and its probability for each, or a class for every pixel.
 
@@ -309,7 +308,7 @@ def evaluate(
     classes: Sequence[str] | None = None,
     window: Size | None = None,
     stride: Size | None = None,
-    progress: _progress.Listener | None = None,
+    progress: Progress = None,
 ) -> Evaluation:
     """Accuracy per class on labelled images, or IoU per class on labelled pixels; with a `delta`, before and after it.
 
@@ -336,8 +335,7 @@ def inspect(
     known too.
     """
     if images is None and size is not None:
-        steps = known_card(model).preprocess
-        images = torch.zeros(2, steps.channels if steps else 3, size, size)
+        images = blank_images(model, size)
     network = list_layers(model) if images is None else Network.of(model, images, head)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Inspection(type(model).__name__, parameters, network.layers, network.skipped, network.head, network.classes)
@@ -345,4 +343,4 @@ def inspect(
 
 def merge(model: nn.Module, delta: Delta | str | Path, out: str | Path, *, undo: bool = False) -> Path:
     """Write the adapted network as ordinary weights with a card beside them; with `undo`, the source network's."""
-    return write_merged(model, delta if isinstance(delta, Delta) else Delta.load(delta), Path(out), undo=undo)
+    return write_merged(model, delta if isinstance(delta, Delta) else Delta.load(delta), out, undo=undo)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fewshift.core._arguments import checked_model, checked_names, checked_path
 from fewshift.core.delta import Delta
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss, cross_entropy
@@ -21,11 +23,36 @@ from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_support, as_unlabelled
 from fewshift.images.preprocess import Preprocess
+from fewshift.models import libraries
 from fewshift.models.cards import known_card
 from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
+
+
+@wraps(libraries.load)
+def load(
+    name: str | None,
+    weights: str | Path | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    preprocess: Preprocess | None = None,
+) -> nn.Module:
+    """The network of that name, after a look at what was passed."""
+    if name is not None and not isinstance(name, str):
+        raise FewshiftError(f"the name of a network is of type {type(name).__name__}: write it like 'timm:resnet18'")
+    if weights is not None:
+        checked_path(weights, "weights")
+    return libraries.load(name, weights, classes=checked_names(classes), preprocess=preprocess)
+
+
+def blank_images(model: nn.Module, size: int) -> Tensor:
+    """Two empty images of so many pixels, as the network takes them."""
+    steps = known_card(model).preprocess
+    if not isinstance(size, int) or size < 1:
+        raise FewshiftError(f"size={size!r} is no number of pixels: give 1, 2, ...")
+    return torch.zeros(2, steps.channels if steps else 3, size, size)
 
 
 @dataclass(frozen=True)
@@ -86,9 +113,8 @@ def open_target(
     `fewshift.load`, or from timm.
     """
     checked_seed(seed)
-    if isinstance(classes, str):
-        raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
-    steps, names = steps_for(model, preprocess), known_card(model).classes if classes is None else tuple(classes)
+    card, chosen = known_card(checked_model(model)), checked_names(classes)
+    steps, names = steps_for(model, preprocess), card.classes if chosen is None else chosen
     labelled = (
         None if support is None else as_support(support, steps, augment, names, shots=shots, seed=seed, network=model)
     )
@@ -116,15 +142,15 @@ def open_networks(
     classes: Sequence[str] | None,
 ) -> tuple[dict[str, nn.Module], Preprocess | None, tuple[str, ...] | None]:
     """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known."""
-    card = known_card(model)
+    card, chosen = known_card(checked_model(model)), checked_names(classes)
     steps, names = card.preprocess, card.classes
     networks = {"source": model}
     if delta is not None:
         change = delta if isinstance(delta, Delta) else Delta.load(delta)
-        networks["adapted"] = change.apply(model, classes)
+        networks["adapted"] = change.apply(model, chosen)
         steps = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else steps
         names = change.classes or names
-    return networks, preprocess or steps, names if classes is None else tuple(classes)
+    return networks, preprocess or steps, names if chosen is None else chosen
 
 
 def steps_for(model: nn.Module, preprocess: Steps) -> Steps:

@@ -155,6 +155,22 @@ def bad_setting(place):
     return ["--support", place / "photos", "--method", "lccs", "--set", "grid=1"]
 
 
+def bad_condition(place):
+    return ["--support", place / "photos", "--accept", "perhaps"]
+
+
+def bad_size(place):
+    return ["--support", place / "photos", "--method", "adabn", "--size", "small"]
+
+
+def bad_seed(place):
+    return ["--support", place / "photos", "--seed", -1]
+
+
+def mistyped(place):
+    return ["--support", place / "photo"]
+
+
 def unwritable(place):
     return ["--support", place / "photos", "--out", place / "no" / "where.safetensors"]
 
@@ -171,18 +187,25 @@ BAD = {
     unknown_method: "there is no method 'magic'",
     unknown_setting: "no setting 'speed'",
     bad_setting: "grid=1 is too small",
+    bad_condition: "--accept perhaps",
+    bad_size: "not of adabn",
+    bad_seed: "--seed -1",
+    mistyped: "photo does not exist: did you mean",
     unwritable: "cannot write",
 }
 
 
+USAGE = {unknown_method, unknown_setting, bad_setting, bad_condition, bad_size, bad_seed, mistyped, unwritable}
+
+
 @pytest.mark.parametrize("mistake", BAD, ids=lambda function: function.__name__)
-def test_a_mistake_is_one_sentence_exit_code_one_and_nothing_written(run, place, mistake):
+def test_a_mistake_is_one_sentence_and_nothing_written_and_the_exit_code_tells_usage(run, place, mistake):
     words = mistake(place)
     before = sorted(place.rglob("*"))
     done = run(
         "adapt", *network_options(place), *words, *([] if "--out" in words else ["--out", place / "d.safetensors"])
     )
-    assert done.code == 1
+    assert done.code == (2 if mistake in USAGE else 1)
     assert BAD[mistake] in done.stderr
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.strip().splitlines()) == 1
@@ -229,8 +252,29 @@ def test_usage_errors_exit_with_two(run):
     assert run("list", "clouds").code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "typo"),
+    [
+        (["adapt", "--support", "photos"], "--support"),
+        (["adapt", "--support", "photos", "--unlabelled", "photos"], "--unlabelled"),
+        (["adapt", "--support", "photos", "--validate", "photos"], "--validate"),
+        (["evaluate", "photos", "--delta", "w.safetensors"], "--delta"),
+        (["predict", "photos"], "photos"),
+        (["compare", "--support", "photos"], "--weights"),
+    ],
+)
+def test_a_mistyped_path_is_noticed_before_the_network_is_built(run, place, words, typo):
+    full = ["--model", "tests.helpers.commands:never", "--weights", "w.safetensors", *words[1:]]
+    paths = [place / word if (place / word).exists() else word for word in full]
+    at = paths.index(typo) + 1 if typo.startswith("-") else paths.index(place / typo)
+    paths[at] = Path(f"{paths[at]}x")
+    done = run(words[0], *paths)
+    assert done.code == 2
+    assert f"{paths[at]} does not exist: did you mean {str(paths[at])[:-1]}?" in done.stderr
+
+
 def test_list_methods_names_every_method_with_its_paper_and_settings(run):
-    rows = json.loads(run("list", "methods", "--json").stdout)
+    rows = json.loads(run("list", "methods", "--json").stdout)["methods"]
     assert [row["name"] for row in rows] == list(fewshift.METHODS)
     assert next(row for row in rows if row["name"] == "lccs")["settings"]["epochs"] == 10
     text = run("list", "methods").stdout
@@ -328,7 +372,7 @@ def test_outputs_that_would_destroy_something_are_refused_before_the_work(run, p
     }[form]
     before = (place / "w.safetensors").read_bytes()
     done = run("adapt", *network_options(place), "--support", place / "photos", *words)
-    assert done.code == 1
+    assert done.code == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert (place / "w.safetensors").read_bytes() == before
     assert not Path("/dev/null").is_file()
@@ -386,10 +430,10 @@ def test_bench_and_report_run_a_grid_with_no_data_and_only_once(run, place):
 
 
 def test_list_grids_tells_what_can_be_run(run):
-    grids = {grid["name"]: grid for grid in json.loads(run("list", "grids", "--json").stdout)}
+    grids = {grid["name"]: grid for grid in json.loads(run("list", "grids", "--json").stdout)["grids"]}
     assert grids["smoke"]["cells"] == 15
     assert "features_digits" in grids
-    assert run("list", "grids", "--folder", "nowhere").code == 1
+    assert run("list", "grids", "--folder", "nowhere").code == 2
 
 
 @pytest.mark.parametrize(
@@ -412,7 +456,7 @@ def test_a_grid_without_its_data_fails_cell_by_cell_in_one_sentence(run, place):
 
 
 def test_list_datasets_tells_where_to_get_them(run):
-    names = [row["name"] for row in json.loads(run("list", "datasets", "--json").stdout)]
+    names = [row["name"] for row in json.loads(run("list", "datasets", "--json").stdout)["datasets"]]
     assert {"pacs", "visda", "office31", "officehome", "camelyon17", "iwildcam", "domainnet", "digits"} <= set(names)
 
 
@@ -420,7 +464,7 @@ def test_a_network_with_two_heads_has_no_delta_and_that_is_said_before_the_work(
     words = ["adapt", *network_options(place), "--support", place / "photos", "--method", "late-fusion"]
     words += ["--accept", "always"]
     done = run(*words, "--out", place / "d.safetensors")
-    assert done.code == 1
+    assert done.code == 2
     assert "--set scores=logits" in done.stderr
     assert run(*words, "--out", place / "d.safetensors", "--set", "scores=logits").code == 0
 

@@ -55,11 +55,11 @@ def test_json_is_what_the_function_returns(run, place):
 @pytest.mark.parametrize(
     ("words", "code", "facts"),
     [
-        (["--shots", "1,two"], 2, "'1,two' is no list of numbers"),
+        (["--shots", "1,two"], 2, "--shots 1,two is no list of numbers"),
         (["--shots", "6"], 1, "class 'ant' has 6 images"),
         (["--method", "tent"], 1, "tent does not learn from labelled images"),
-        (["--report", "nowhere/page.html"], 1, "nowhere/page.html"),
-        (["--labelled", "nowhere"], 1, "nowhere"),
+        (["--report", "nowhere/page.html"], 2, "nowhere/page.html"),
+        (["--labelled", "nowhere"], 2, "nowhere"),
     ],
 )
 def test_a_mistake_goes_to_stderr(run, place, words, code, facts):

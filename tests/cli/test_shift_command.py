@@ -75,14 +75,14 @@ def deep_network(num_classes: int = 3) -> nn.Module:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere"], "no such folder nowhere: check the path"),
-        (["--source", "nowhere", "photos"], "no such folder"),
+        (["nowhere"], "nowhere does not exist: check the path"),
+        (["--source", "nowhere", "photos"], "nowhere does not exist"),
     ],
 )
 def test_a_mistake_is_one_sentence_on_stderr(run, place, words, sentence):
     words = [place / word if word == "photos" else word for word in words]
     done = run("shift", *network_options(place), *words)
-    assert done.code == 1
+    assert done.code == 2
     assert sentence in done.stderr
     assert done.stdout == ""
 

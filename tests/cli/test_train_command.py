@@ -228,11 +228,11 @@ def test_a_network_that_its_algorithm_changed_is_used_by_its_file_alone(run, tmp
 
 
 def test_algorithms_and_recipes_are_listed(run):
-    rows = json.loads(run("list", "algorithms", "--json").stdout)
+    rows = json.loads(run("list", "algorithms", "--json").stdout)["algorithms"]
     assert [row["name"] for row in rows] == list(ALGORITHMS)
     assert all(row["paper"] and row["what it does"] for row in rows)
     assert "Vapnik" in run("list", "algorithms").stdout
-    rows = json.loads(run("list", "recipes", "--json").stdout)
+    rows = json.loads(run("list", "recipes", "--json").stdout)["recipes"]
     settings = {(row["name"], row["dataset"]): row["settings"] for row in rows}
     assert settings["paper", "pacs"] == find_recipe("paper", "pacs").settings()
     assert settings["quick", "other scenes"] == find_recipe("quick", "gtav", PIXELS).settings()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import timm
@@ -63,13 +64,43 @@ def test_the_header_tells_what_it_is(result, tmp_path):
         header = json.loads(file.metadata()["fewshift"])
     assert header["method"] == "lccs"
     assert header["classes"] == ["ant", "bee", "cat"]
-    assert header["format"] == 1
+    assert header["format"] == 2
     assert header["shots"] == 5
     assert header["seed"] == 0
     assert header["version"] == fewshift.__version__
     assert LCCS(**header["settings"]) == LCCS(grid=3, epochs=1)
     assert header["source"].keys() == {"architecture", "weights"}
     assert Delta.load(path).classes == ("ant", "bee", "cat")
+
+
+def test_a_delta_remembers_the_verdict_and_the_gain(tmp_path):
+    result = fewshift.adapt(make_tiny(), make_support(), method="adabn", accept=200)
+    delta = Delta.load(result.candidate_delta.save(tmp_path / "d.safetensors"))
+    outcome = delta.outcome
+    assert (outcome["accepted"], outcome["labelled"], outcome["unlabelled"]) == (False, 15, 0)
+    assert outcome["gain"]["point"] == pytest.approx(result.gain.after - result.gain.before, abs=0.02)
+    assert delta.facts["verdict"].startswith("rejected")
+    assert f"{result.gain.point:+.1f} points" in delta.facts["gain"]
+    assert "15 held-out images" in delta.facts["evidence"]
+
+
+def test_the_same_inputs_give_the_same_bytes(tmp_path):
+    files = [
+        fewshift.adapt(make_tiny(), make_support(), seed=1).candidate_delta.save(tmp_path / name)
+        for name in ("one", "two")
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_delta_from_before_outcomes_were_stored_still_loads(result, tmp_path):
+    path = replace(result.delta, outcome=None).save(tmp_path / "d.safetensors")
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["fewshift"])
+    assert (header["format"], "outcome" in header) == (1, False)  # as those files are
+    old = Delta.load(path)
+    assert "older fewshift" in old.facts["verdict"]
+    assert old.facts["classes"] == "3: ant, bee, cat"
+    assert same_state(state(old.apply(make_tiny())), state(result.model))
 
 
 @pytest.mark.parametrize(

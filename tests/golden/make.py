@@ -162,7 +162,7 @@ def helps() -> str:
 
 def lists() -> dict[str, Any]:
     """What `fewshift list` tells; models are those of other libraries and change with them."""
-    return {what: json.loads(command("list", what, "--json")) for what in LISTS}
+    return {what: json.loads(command("list", what, "--json"))[what] for what in LISTS}
 
 
 def keys() -> dict[str, Any]:

@@ -20,3 +20,8 @@ def small_network(num_classes: int = 3) -> nn.Module:
 def network_options(place: Path) -> list[object]:
     """The network whose weights the fixture `place` has written."""
     return ["--model", FACTORY, "--weights", place / "w.safetensors", *SIZES]
+
+
+def never() -> nn.Module:
+    """A network that no test should build."""
+    raise AssertionError("the network was built")

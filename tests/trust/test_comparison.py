@@ -227,7 +227,7 @@ def test_what_cannot_do_with_all_images_either_says_so():
     [
         ({"methods": ["source", "tent"]}, "tent .* stream of batches .*leave it out"),
         ({"methods": ["nonsense"]}, "'nonsense': choose one of auto, blend, "),
-        ({"methods": "lccs"}, "'lccs' is one word: give a list"),
+        ({"methods": "lccs"}, "'lccs' is no list: give a list"),
         ({"methods": []}, "nothing to compare: name at least one"),
         ({"methods": ["lccs", LCCS()]}, "lccs .*twice"),
         ({"methods": ["shot"]}, "shot needs unlabelled"),

@@ -7,34 +7,36 @@ from importlib import import_module
 
 import typer
 
+from fewshift.cli.console import MisuseError
 from fewshift.cli.options import app
 from fewshift.errors import FewshiftError
 
 __all__ = ["app", "main"]
 
 COMMANDS = (  # in the order in which help lists them
-    "demo",
-    "inspect_",
     "adapt",
     "predict",
     "evaluate",
-    "compare",
     "shift",
-    "learning_curve",
+    "show",
     "merge",
+    "demo",
+    "inspect_",
+    "compare",
+    "learning_curve",
+    "list",
     "train",
     "bench",
     "report",
-    "list",
 )
 for command in COMMANDS:
     import_module(f"fewshift.cli.{command}")  # which registers it
 
 
 def main() -> None:
-    """The entry point: a user's mistake is one sentence on stderr and exit code 1."""
+    """The entry point: a mistake is one sentence on stderr; exit code 2 if the command itself is wrong, otherwise 1."""
     try:
         app()
     except FewshiftError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, MisuseError) else 1)

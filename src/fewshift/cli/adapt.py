@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fewshift.cli.console import check_outputs, number, print_json, print_written
+from fewshift.cli.console import MisuseError, check_outputs, number, print_json, print_written, reading_words
 from fewshift.cli.options import (
     LABELLED,
     Head,
@@ -22,13 +22,21 @@ from fewshift.cli.options import (
     Unlabelled,
     command,
 )
-from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
     from fewshift import Adaptation
 
+CONDITIONS = ("not-worse", "better", "always")
 
-@command()
+
+@command(
+    examples="""
+    fewshift adapt -m timm:resnet18 -w w.pt -s photos/ -o site.safetensors
+    fewshift adapt -m timm:resnet18 -w w.pt -s photos/ --report site.html
+    fewshift adapt -m timm:resnet18 -w w.pt -s photos/ --unlabelled stream/
+    fewshift adapt -m timm:resnet18 -w w.pt -s photos/ --size small
+    """
+)
 def adapt(
     network: NetworkOptions,
     support: Annotated[Path | None, typer.Option(help=LABELLED)] = None,
@@ -39,16 +47,23 @@ def adapt(
     setting: Setting = None,
     shots: Shots = None,
     validate: Annotated[
-        str, typer.Option(help="Where the evidence comes from: cv, loo, none, or a folder of other labelled images.")
+        str,
+        typer.Option(
+            metavar="WAY", help="Where the evidence comes from: cv, loo, none, or a folder of other labelled images."
+        ),
     ] = "cv",
     accept: Annotated[
-        str, typer.Option(help="not-worse, better, always, or a number of points that the interval has to exceed.")
+        str,
+        typer.Option(
+            metavar="RULE", help="not-worse, better, always, or a number of points that the interval has to exceed."
+        ),
     ] = "not-worse",
     write_rejected: Annotated[
         bool, typer.Option("--write-rejected", help="Write the delta of a rejected adaptation too.")
     ] = False,
     size: Annotated[
-        str | None, typer.Option(help="any, or small: change BatchNorm and the head alone, kilobytes. For auto.")
+        Literal["any", "small"] | None,
+        typer.Option(help="small changes BatchNorm and the head alone: kilobytes. For the method auto."),
     ] = None,
     drop_suspects: Annotated[
         bool, typer.Option("--drop-suspects", help="Adapt once more without the images whose label looks wrong.")
@@ -60,23 +75,30 @@ def adapt(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Fit a network to the place of the support images. Exit code 3: rejected, the source network is kept."""
+    """Fit a network to the place of the support images.
+
+    Exit code 3: the adaptation was rejected, and the source network is kept.
+    """
     import fewshift
     from fewshift.api import method_from_words
 
-    chosen = method_from_words(method, setting or [])
+    with reading_words():
+        chosen = method_from_words(method, setting or [])
+    condition = _condition(accept)
     if support is None and unlabelled is None:
-        raise typer.BadParameter("give --support, --unlabelled or both")
+        raise MisuseError("there are no images to adapt to: give --support, --unlabelled or both")
+    if size is not None and method != "auto":
+        raise MisuseError(f"--size is a choice of the method auto, not of {method}: leave it out")
     check_outputs([out, report], network.files)
     if (out or report) and not chosen.plain:
-        raise FewshiftError(
+        raise MisuseError(
             f"{method} returns a {chosen.returns}, which has no delta and no report: "
             "leave out --out and --report, or for late-fusion --set scores=logits"
         )
     with network.opened() as (model, arguments):
         result = fewshift.adapt(
             model, support, method=chosen, unlabelled=unlabelled, shots=shots, **arguments,
-            validate=None if validate == "none" else validate, accept=_condition(accept), size=size,
+            validate=None if validate == "none" else validate, accept=condition, size=size,
             drop_suspects=drop_suspects, head=head, seed=seed,
         )  # fmt: skip
     keep = out is not None and (result.accepted or write_rejected)
@@ -144,4 +166,6 @@ def _condition(text: str) -> str | float:
     try:
         return float(text)
     except ValueError:
-        return text
+        if text in CONDITIONS:
+            return text
+    raise MisuseError(f"--accept {text} is no condition: choose {', '.join(CONDITIONS)} or a number of points")

@@ -9,10 +9,16 @@ from typing import Annotated
 import typer
 
 from fewshift.cli.console import Lines, one_thread, print_json, progress_bar
-from fewshift.cli.options import Json, command
+from fewshift.cli.options import RESEARCH, Json, command
 
 
-@command()
+@command(
+    panel=RESEARCH,
+    examples="""
+    fewshift bench smoke
+    fewshift bench few_shot_pacs --data-root data/ -w networks/ -j 2
+    """,
+)
 def bench(
     names: Annotated[list[str], typer.Argument(metavar="GRIDS...", help="Names (see `fewshift list grids`) or files.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME of the first grid by default.")] = None,

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fewshift.cli.console import check_outputs, print_json, print_table, print_written
-from fewshift.cli.options import Head, Json, NetworkOptions, Report, Seed, Shots, Support, Unlabelled, command
+from fewshift.cli.console import MisuseError, check_outputs, print_json, print_table, print_written, reading_words
+from fewshift.cli.options import CLOSER, Head, Json, NetworkOptions, Report, Seed, Shots, Support, Unlabelled, command
 
 if TYPE_CHECKING:
     from fewshift import Comparison
 
 
-@command()
+@command(
+    panel=CLOSER,
+    examples="""
+    fewshift compare -m timm:resnet18 -w w.pt -s photos/
+    fewshift compare -m timm:resnet18 -w w.pt -s photos/ --methods lp-ft,auto
+    fewshift compare -m timm:resnet18 -w w.pt -s photos/ --report page.html
+    """,
+)
 def compare(
     support: Support,
     network: NetworkOptions,
     unlabelled: Unlabelled = None,
     methods: Annotated[
-        str, typer.Option(help="Names separated by commas, see `fewshift list methods`.")
-    ] = "source,adabn,lp-ft,auto",
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="Names separated by commas, see `fewshift list methods`. lp-ft is good too, and takes minutes.",
+        ),
+    ] = "source,adabn,auto",
     select: Annotated[
-        str | None, typer.Option(help="best (lowest held-out cross-entropy), or clear (only if clearly a gain).")
+        Literal["best", "clear"] | None,
+        typer.Option(help="Choose a method: the lowest held-out cross-entropy; clear: only if it is clearly a gain."),
     ] = None,
     report: Report = None,
     shots: Shots = None,
     validate: Annotated[
-        str, typer.Option(help="Where the evidence comes from: cv, loo, or a folder of other labelled images.")
+        str,
+        typer.Option(
+            metavar="WAY", help="Where the evidence comes from: cv, loo, or a folder of other labelled images."
+        ),
     ] = "cv",
     head: Head = None,
     seed: Seed = 0,
@@ -38,8 +53,13 @@ def compare(
     from fewshift.api import method_of
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    for name in names:
-        method_of(name)  # a mistake is noticed before anything is read
+    if not names:
+        raise MisuseError("there is nothing to compare: name a method, such as --methods source,auto")
+    if validate == "none":
+        raise MisuseError("--validate none holds nothing out to compare by: choose cv or loo, or give a folder")
+    with reading_words():
+        for name in names:
+            method_of(name)
     check_outputs([report], network.files)
     with network.opened() as (model, arguments):
         comparison = fewshift.compare(

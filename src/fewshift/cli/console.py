@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 import tempfile
@@ -17,12 +18,39 @@ import typer
 from fewshift.errors import FewshiftError
 
 
+class MisuseError(FewshiftError):
+    """A mistake in the words of a command, noticed before the work begins: exit code 2."""
+
+
+@contextmanager
+def reading_words() -> Iterator[None]:
+    """Within the block, a mistake is one of the command's words."""
+    try:
+        yield
+    except FewshiftError as error:
+        raise MisuseError(str(error)) from error
+
+
+def refuse_missing(path: Path) -> None:
+    """One sentence for a path that does not exist, with the name beside it that looks most like it."""
+    if path.exists():
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise MisuseError(f"{path} does not exist, nor does the folder {folder}: check the path")
+    names = sorted(entry.name for entry in folder.iterdir())
+    close = difflib.get_close_matches(path.name, names, 1)
+    raise MisuseError(
+        f"{path} does not exist: " + (f"did you mean {folder / close[0]}?" if close else "check the path")
+    )
+
+
 def refuse_overwriting(outputs: Sequence[Path | None], inputs: Sequence[Path | None]) -> None:
     """One sentence when a file is named twice, or is read as well; links and other spellings are seen through."""
     taken = {path.resolve() for path in inputs if path is not None}
     for path in (path for path in outputs if path is not None):
         if path.resolve() in taken:
-            raise FewshiftError(f"{path} is named twice, or is read as well: choose different files")
+            raise MisuseError(f"{path} is named twice, or is read as well: choose different files")
         taken.add(path.resolve())
 
 
@@ -34,11 +62,11 @@ def check_outputs(outputs: Sequence[Path | None], inputs: Sequence[Path | None])
             continue
         try:
             if path.exists() and not path.is_file():
-                raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
+                raise MisuseError(f"cannot write {path}: it is not an ordinary file: choose another path")
             with tempfile.TemporaryFile(dir=path.absolute().parent):
                 pass
         except OSError as error:
-            raise FewshiftError(
+            raise MisuseError(
                 f"cannot write {path}: {error.strerror}: choose a file in a folder that exists and is writable"
             ) from error
 
@@ -117,6 +145,22 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def print_facts(title: str, facts: Mapping[str, str]) -> None:
+    """A title and one line for each fact on stdout; long values go on below where they began."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(title, style="bold", highlight=False)
+    table = Table.grid(padding=(0, 2), pad_edge=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, Text(value))
+    console.print(table, highlight=False)
 
 
 def _is_number(text: str) -> bool:

@@ -8,10 +8,16 @@ from typing import Annotated
 import typer
 
 from fewshift.cli.console import check_outputs, one_thread, print_json, print_table, progress_bar
-from fewshift.cli.options import Json, command
+from fewshift.cli.options import CLOSER, Json, command
 
 
-@command()
+@command(
+    panel=CLOSER,
+    examples="""
+    fewshift demo
+    fewshift demo --all -o digits.html
+    """,
+)
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("fewshift-demo.html"),
     draws: Annotated[int, typer.Option(min=1, help="How often the support set is drawn.")] = 3,

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, print_json, print_table, print_written
+from fewshift.cli.console import MisuseError, check_outputs, print_json, print_table, print_written
 from fewshift.cli.options import LABELLED, DeltaFile, Json, NetworkOptions, Stride, Window, command
-from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
     from fewshift import Evaluation, PixelEvaluation
 
 
-@command()
+@command(
+    examples="""
+    fewshift evaluate -m timm:resnet18 -w w.pt labelled/
+    fewshift evaluate -m timm:resnet18 -w w.pt -d site.safetensors labelled/
+    """
+)
 def evaluate(
     labelled: Annotated[Path, typer.Argument(help=LABELLED)],
     network: NetworkOptions,
@@ -37,7 +41,7 @@ def evaluate(
 
     check_outputs([report], [*network.files, delta])
     if report is not None and delta is None:
-        raise FewshiftError("a report compares a network before and after adaptation: pass --delta")
+        raise MisuseError("a report compares a network before and after adaptation: pass --delta")
     with network.opened(delta) as (model, arguments):
         result = fewshift.evaluate(
             model, labelled, delta=delta, support=support, **arguments, window=window, stride=stride,

@@ -7,10 +7,17 @@ from typing import Annotated
 import typer
 
 from fewshift.cli.console import print_json, print_table
-from fewshift.cli.options import Json, NamedNetwork, command
+from fewshift.cli.options import CLOSER, Json, NamedNetwork, command
 
 
-@command("inspect")
+@command(
+    "inspect",
+    panel=CLOSER,
+    examples="""
+    fewshift inspect -m timm:resnet18
+    fewshift inspect -m timm:resnet18 -w w.pt --size 224 --json
+    """,
+)
 def inspect(
     network: NamedNetwork,
     size: Annotated[

@@ -8,10 +8,16 @@ from typing import Annotated
 import typer
 
 from fewshift.cli import options
-from fewshift.cli.console import check_outputs, print_json, print_table, print_written
+from fewshift.cli.console import MisuseError, check_outputs, print_json, print_table, print_written, reading_words
 
 
-@options.command()
+@options.command(
+    panel=options.CLOSER,
+    examples="""
+    fewshift learning-curve -m timm:resnet18 -w w.pt -s photos/
+    fewshift learning-curve -m timm:resnet18 -w w.pt -s photos/ --shots 1,2,5
+    """,
+)
 def learning_curve(
     support: options.Support,
     network: options.NetworkOptions,
@@ -25,7 +31,8 @@ def learning_curve(
     shots: Annotated[
         str | None,
         typer.Option(
-            help="Images per class (with pixel labels: in all) to try, such as 1,2,5; 1, 2, 3, 5, 10 ... by default."
+            metavar="N,N,...",
+            help="Images per class (with pixel labels: in all) to try, such as 1,2,5; 1, 2, 3, 5, 10 ... by default.",
         ),
     ] = None,
     draws: Annotated[int, typer.Option(min=1, help="How often images are drawn for each of them.")] = 5,
@@ -37,7 +44,8 @@ def learning_curve(
     import fewshift
     from fewshift.api import method_from_words
 
-    chosen, ks = method_from_words(method, setting or []), _counts(shots)
+    with reading_words():
+        chosen, ks = method_from_words(method, setting or []), _counts(shots)
     check_outputs([report], network.files)
     with network.opened() as (model, arguments):
         curve = fewshift.learning_curve(
@@ -59,4 +67,4 @@ def _counts(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(number) for number in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"'{text}' is no list of numbers: write it like 1,2,5", param_hint="--shots") from None
+        raise MisuseError(f"--shots {text} is no list of numbers: write it like 1,2,5") from None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fewshift.cli.console import print_json, print_table
-from fewshift.cli.options import Json, command
+from fewshift.cli.options import CLOSER, Json, command
 
 COLUMNS = {  # of the tables on a terminal; --json has everything
     "methods": ("name", "looks at", "returns", "paper", "settings"),
@@ -24,25 +23,31 @@ NOTES = {
 }
 
 
-@command("list")
+@command(
+    "list",
+    panel=CLOSER,
+    examples="""
+    fewshift list methods
+    fewshift list models --filter resnet18
+    """,
+)
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, algorithms, recipes, models, datasets or grids.")],
+    what: Annotated[
+        Literal["methods", "models", "datasets", "grids", "algorithms", "recipes"],
+        typer.Argument(metavar="WHAT", help="methods, models, datasets, grids, algorithms or recipes."),
+    ],
     contains: Annotated[str, typer.Option("--filter", help="Only names that contain this.")] = "",
     folder: Annotated[Path | None, typer.Option(help="Folder of grid files; the package's own by default.")] = None,
     as_json: Json = False,
 ) -> None:
     """List what there is to choose from."""
-    if what != "models" and what not in COLUMNS:
-        *most, last = [*COLUMNS, "models"]
-        raise typer.BadParameter(f"'{what}' is unknown: choose {', '.join(most)} or {last}")
     from fewshift.lab.bench.choices import choices, unusual
 
     rows = choices(what, contains, folder)
-    if what == "models":
-        names = [row["name"] for row in rows]
-        typer.echo(json.dumps(names) if as_json else "\n".join(names))
-    elif as_json:
-        print_json(rows)
+    if as_json:
+        print_json({what: rows})
+    elif what == "models":
+        typer.echo("\n".join(row["name"] for row in rows))
     else:
         shown = [unusual(row) for row in rows] if what == "recipes" else rows
         columns = list(COLUMNS[what]) if rows else []

@@ -11,7 +11,14 @@ from fewshift.cli.console import check_outputs
 from fewshift.cli.options import NamedNetwork, command
 
 
-@command()
+@command(
+    examples="""
+    fewshift merge -m timm:resnet18 -w w.pt -d site.safetensors \\
+        -o new.safetensors
+    fewshift merge -m timm:resnet18 -w new.safetensors -d site.safetensors \\
+        --revert -o source.safetensors
+    """
+)
 def merge(
     delta: Annotated[Path, typer.Option(help="A delta written by `fewshift adapt --out`.")],
     out: Annotated[Path, typer.Option(help="Write the whole network's weights here (safetensors).")],

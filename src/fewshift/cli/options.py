@@ -6,16 +6,20 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from textwrap import indent
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
-from fewshift.cli.console import leaks_on_stderr, progress_bar
+from fewshift.cli.console import MisuseError, leaks_on_stderr, progress_bar, refuse_missing
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -23,13 +27,66 @@ if TYPE_CHECKING:
 
     from fewshift import Preprocess
 
+DAILY, CLOSER, RESEARCH = "Every day", "Before you decide", "Research"  # groups of commands
+
+
+class Command(TyperCommand):
+    """A command in whose help flags take no value, and `--help` is one of the flags of output."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options and arguments."""
+        return _plain_flags(super().get_params(ctx), OUTPUT)
+
+
+class Commands(TyperGroup):
+    """The same for all commands together."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options that stand before a command."""
+        return _plain_flags(super().get_params(ctx))
+
+
+def _plain_flags(options: list[Any], panel: str | None = None) -> list[Any]:
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+        if option.name == "help":
+            option.rich_help_panel = panel
+    return options
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Fit a trained network to a new place with a handful of labelled images.",
+    epilog="Start here: fewshift demo. Every command has examples: fewshift adapt --help.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+NETWORK, IMAGES, METHOD, EVIDENCE, OUTPUT, RUNNING = "Network", "Images", "Method", "Evidence", "Output", "Running"
+PANELS = {  # the group in which help shows an option, by the name of its parameter
+    NETWORK: "model arch weights delta classes head",
+    IMAGES: "support target source labelled unlabelled shots resize crop mean std window stride",
+    METHOD: "method methods setting size drop_suspects seed algorithm recipe epochs batch_size lr",
+    EVIDENCE: "validate accept select draws",
+    RUNNING: "workers engine address data_root threads device",
+    OUTPUT: "out report write_rejected verbose overwrite resume revert everything contains folder as_json",
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
+SHORT = {"model": "-m", "weights": "-w", "support": "-s", "delta": "-d", "out": "-o", "workers": "-j"}
+METAVARS: dict[Any, str] = {Path: "PATH", str: "TEXT", int: "N", float: "X"}
+READ = ("support", "unlabelled", "labelled", "images", "source", "delta", "weights", "validate", "folder")
+NOT_A_PATH = ("random", "cv", "loo", "none")
+PYPI = "pypi:"
+
+
+def _seed(value: int) -> int:
+    # not `min` and `max`, which help would spell out
+    if not 0 <= value < 2**32:
+        raise MisuseError(f"--seed {value} is out of range: choose a number from 0 to {2**32 - 1}")
+    return value
+
 
 LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
 Support = Annotated[Path, typer.Option(help=LABELLED)]
@@ -38,10 +95,15 @@ Shots = Annotated[
     int | None,
     typer.Option(min=1, help="Use this many images per class (with pixel labels: in all), drawn with --seed."),
 ]
-MethodName = Annotated[str, typer.Option(help="See `fewshift list methods`.")]
-Setting = Annotated[list[str] | None, typer.Option("--set", help="A field of the method, such as --set epochs=20.")]
-Head = Annotated[str | None, typer.Option(help="The name of the last linear layer, if it is not found.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1)]
+MethodName = Annotated[str, typer.Option(metavar="NAME", help="See `fewshift list methods`.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A field of the method, such as --set epochs=20."),
+]
+Head = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The name of the last linear layer, if it is not found.")
+]
+Seed = Annotated[int, typer.Option(callback=_seed, help="The same seed gives the same result.")]
 Report = Annotated[Path | None, typer.Option(help="Write an HTML page here.")]
 DeltaFile = Annotated[Path | None, typer.Option(help="A delta written by `fewshift adapt --out`.")]
 Window = Annotated[
@@ -49,7 +111,25 @@ Window = Annotated[
     typer.Option(min=1, help="With pixel labels: see images through a window of this many preprocessed pixels."),
 ]
 Stride = Annotated[int | None, typer.Option(min=1, help="Pixels between windows; two thirds of --window by default.")]
-Json = Annotated[bool, typer.Option("--json", help="Output JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from fewshift import __version__
+
+        typer.echo(f"fewshift {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What stands before a command."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +139,9 @@ class NamedNetwork:
     model: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, digits, or package.module:factory, which runs that "
-            "code.",
+            "code. By default the one that the card of --weights names.",
             show_default=False,
         ),
     ] = None
@@ -79,11 +160,13 @@ class NamedNetwork:
 class NetworkOptions(NamedNetwork):
     """The options that name a network, its classes, and how it wants its images."""
 
-    classes: Annotated[str | None, typer.Option(help="Class names in the network's order, separated by commas.")] = None
+    classes: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Class names in the network's order, separated by commas.")
+    ] = None
     resize: Annotated[int | None, typer.Option(help="Shorter side, in pixels.")] = None
     crop: Annotated[int | None, typer.Option(help="Centre crop, in pixels.")] = None
-    mean: Annotated[str | None, typer.Option(help="Per channel, such as 0.485,0.456,0.406.")] = None
-    std: Annotated[str | None, typer.Option(help="Per channel.")] = None
+    mean: Annotated[str | None, typer.Option(metavar="R,G,B", help="Per channel, such as 0.485,0.456,0.406.")] = None
+    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Per channel, such as 0.229,0.224,0.225.")] = None
 
     def load(self, delta: Path | None = None) -> nn.Module:
         """The network, with what its card says; class names that are not given are those of a delta."""
@@ -119,7 +202,7 @@ class NetworkOptions(NamedNetwork):
             return None
         names = [name.strip() for name in self.classes.split(",")]
         if not all(names) or len(set(names)) < len(names):
-            raise typer.BadParameter(f"'{self.classes}' is no list of different names", param_hint="--classes")
+            raise MisuseError(f"--classes {self.classes} is no list of different names: write it like cat,dog,horse")
         return names
 
     def steps_of(self, model: nn.Module, delta: Path | None = None) -> Preprocess:
@@ -151,7 +234,9 @@ class NetworkOptions(NamedNetwork):
             yield model, {"preprocess": self.steps_of(model, delta), "classes": self.names, "progress": tell}
 
 
-def command(name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(
+    name: str | None = None, *, panel: str = DAILY, examples: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a command. A parameter whose type is a dataclass of options stands for all of them."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -164,27 +249,63 @@ def command(name: str | None = None) -> Callable[[Callable[..., None]], Callable
                 continue
             own = get_type_hints(groups[parameter.name], include_extras=True)
             parameters += [
-                inspect.Parameter(field.name, parameter.kind, default=field.default, annotation=own[field.name])
+                parameter.replace(name=field.name, default=field.default, annotation=own[field.name])
                 for field in fields(groups[parameter.name])
             ]
-        parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+        options = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_shown(each.name, each.annotation))
+            for each in sorted(parameters, key=lambda parameter: _rank(parameter.name))
+        ]
 
         @functools.wraps(function)
         def run(**values: Any) -> None:
+            _refuse_missing_inputs(values)
             for key, group in groups.items():
                 values[key] = group(**{field.name: values.pop(field.name) for field in fields(group)})
             function(**values)
 
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name)(run)
+        run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        run.__annotations__ = {option.name: option.annotation for option in options}
+        # after a first line, whose indent does not count, the examples keep theirs
+        epilog = "\nExamples:\n" + indent(inspect.cleandoc(examples), "  ")
+        app.command(name, cls=Command, rich_help_panel=panel, epilog=epilog)(run)
         return run
 
     return register
+
+
+def _rank(name: str) -> int:
+    """Where help shows an option: as in `PANELS`; arguments and what is not there come first."""
+    return list(PANEL_OF).index(name) if name in PANEL_OF else -1
+
+
+def _shown(name: str, annotation: Any) -> Any:
+    """The annotation of an option with its group, its short form, and what it takes, as help shows them."""
+    kind, option = get_args(annotation)
+    option = copy(option)
+    if option.metavar is None and isinstance(option, OptionInfo):
+        plain = next((each for each in get_args(kind) if each is not type(None)), kind)
+        option.metavar = METAVARS.get(plain)
+    if isinstance(option, OptionInfo):
+        option.rich_help_panel = option.rich_help_panel or PANEL_OF.get(name)
+        if name in SHORT:
+            if option.default is ...:  # no name was declared
+                option.default = f"--{name}"
+            option.param_decls = (*(option.param_decls or ()), SHORT[name])
+    return Annotated[kind, option]
+
+
+def _refuse_missing_inputs(values: Mapping[str, Any]) -> None:
+    """Notice a mistyped path before a network is built."""
+    for name in READ:
+        value = values.get(name)
+        path = name == "validate" or isinstance(value, Path)
+        if value is not None and path and str(value) not in NOT_A_PATH and not str(value).startswith(PYPI):
+            refuse_missing(Path(value))
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return None if text is None else tuple(float(number) for number in text.split(","))
     except ValueError:
-        raise FewshiftError(f"{option} {text} is not a list of numbers: write it like 0.5,0.5,0.5") from None
+        raise MisuseError(f"{option} {text} is not a list of numbers: write it like 0.5,0.5,0.5") from None

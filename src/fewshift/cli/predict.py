@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table, refuse_overwriting
+from fewshift.cli.console import MisuseError, print_json, print_table, refuse_overwriting
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
 from fewshift.errors import FewshiftError
 
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from fewshift import ImagePredictions, PixelPredictions
 
 
-@command()
+@command(
+    examples="""
+    fewshift predict -m timm:resnet18 -w w.pt -d site.safetensors images/
+    fewshift predict -m timm:resnet18 -w w.pt images/ -o classes.csv
+    fewshift predict -m smp:unet/resnet34 -w w.safetensors scenes/ -o labelled/
+    """
+)
 def predict(
     images: Annotated[Path, typer.Argument(help="A folder of images (or one image).")],
     network: NetworkOptions,
@@ -40,7 +46,7 @@ def predict(
 
     refuse_overwriting([out], [*network.files, delta, images])
     if out is not None and out.is_file() and images.is_dir() and out.resolve().is_relative_to(images.resolve()):
-        raise FewshiftError(f"{out} lies among the images: choose another --out")
+        raise MisuseError(f"{out} lies among the images: choose another --out")
     with network.opened(delta) as (model, arguments):
         result = fewshift.predict(
             model, images, delta=delta, out=out, **arguments, window=window, stride=stride, resume=resume,

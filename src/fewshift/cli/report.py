@@ -8,10 +8,15 @@ from typing import Annotated
 import typer
 
 from fewshift.cli.console import print_json, print_table
-from fewshift.cli.options import Json, command
+from fewshift.cli.options import RESEARCH, Json, command
 
 
-@command()
+@command(
+    panel=RESEARCH,
+    examples="""
+    fewshift report runs/smoke
+    """,
+)
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/smoke.")],
     as_json: Json = False,

@@ -13,7 +13,12 @@ from fewshift.cli.options import Head, Json, NetworkOptions, command
 TOP = 10  # layers that the table has
 
 
-@command()
+@command(
+    examples="""
+    fewshift shift -m timm:resnet18 -w w.pt images/
+    fewshift shift -m timm:resnet18 -w w.pt images/ --source training/ --all
+    """
+)
 def shift(
     images: Annotated[Path, typer.Argument(help="A folder of images (or one image) from the new place, no labels.")],
     network: NetworkOptions,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewshift.cli.console import Lines, Tell, check_outputs, one_thread, print_json, progress_bar
-from fewshift.cli.options import Json, command
+from fewshift.cli.options import RESEARCH, Json, command
 
 if TYPE_CHECKING:
     from fewshift.lab.training.checkpoint import Checkpoint
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 RANDOM = "random"  # the word for weights that are not a file
 
 
-@command()
+@command(
+    panel=RESEARCH,
+    examples="""
+    fewshift train pacs --target cartoon --data-root data/
+    fewshift train pacs --target cartoon --recipe quick -w imagenet --resume
+    """,
+)
 def train(
     dataset: Annotated[str, typer.Argument(help="See `fewshift list datasets`.")],
     target: Annotated[

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fewshift.core._arguments import checked_path
 from fewshift.errors import FewshiftError
 
 
@@ -17,7 +18,7 @@ def whole(path: str | Path) -> Iterator[Path]:
 
     A reader, a kill or Ctrl-C at any moment sees either the old file or the new one.
     """
-    path = Path(path).resolve()  # a link stays a link: the file behind it is written
+    path = checked_path(path, "the output").resolve()  # a link stays a link: the file behind it is written
     if path.exists() and not path.is_file():
         raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
     try:

@@ -17,11 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshift.core._arguments import checked_model, checked_names, checked_path
+from fewshift.core._display import Displayed, byte_size, few
 from fewshift.core._files import whole
 from fewshift.errors import FewshiftError
 
-FORMAT = 1
+FORMATS = (1, 2)  # without and with an outcome
 KEY = "fewshift"
+UNKNOWN = "not in this file, which an older fewshift wrote"
+SHOWN = 12  # digits of a fingerprint
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes per element -> integers of that size
 
 
@@ -36,14 +40,14 @@ class Fingerprint:
     def of(cls, model: nn.Module) -> Fingerprint:
         """Computed from the state dict alone: about 0.1 s for a ResNet-18."""
         architecture, weights = hashlib.sha256(), hashlib.sha256()
-        for name, tensor in sorted(model.state_dict().items()):
+        for name, tensor in sorted(checked_model(model).state_dict().items()):
             architecture.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             weights.update(_bytes(tensor))
         return cls(architecture.hexdigest(), weights.hexdigest())
 
 
-@dataclass(frozen=True)
-class Delta:
+@dataclass(frozen=True, repr=False)
+class Delta(Displayed):
     """The difference between a source network and the adapted one, with all that is needed to use it safely."""
 
     bits: dict[str, Tensor]
@@ -56,6 +60,7 @@ class Delta:
     seed: int | None = None
     shots: int | None = None
     version: str = ""
+    outcome: Mapping[str, Any] | None = None  # of the adaptation: verdict, gain, evidence; no date, nor other timings
 
     @classmethod
     def between(cls, source: nn.Module, adapted: nn.Module, **about: Any) -> Delta:
@@ -75,9 +80,10 @@ class Delta:
 
     def apply(self, model: nn.Module, classes: Sequence[str] | None = None) -> nn.Module:
         """The adapted copy of the source network; refuses any other network."""
-        if classes is not None and self.classes is not None and tuple(classes) != self.classes:
+        names = checked_names(classes)
+        if names is not None and self.classes is not None and names != self.classes:
             raise FewshiftError(
-                f"the delta was made for classes {_few(self.classes)}, not for {_few(tuple(classes))}: "
+                f"the delta was made for classes {few(self.classes)}, not for {few(names)}: "
                 "use the delta of these classes, in their order"
             )
         self._expect(model, self.source, "made for")
@@ -102,7 +108,7 @@ class Delta:
         """Read a delta; a truncated, foreign or altered file is one clear error."""
         from safetensors import SafetensorError, safe_open
 
-        path = Path(path)
+        path = checked_path(path, "the delta")
         if not path.is_file():
             raise FewshiftError(f"there is no delta at {path}: give the file that `fewshift adapt --out` wrote")
         try:
@@ -110,9 +116,9 @@ class Delta:
                 header = json.loads((file.metadata() or {})[KEY])
                 bits = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
             digest, version = header.pop("digest"), header.pop("format")
-            if version != FORMAT:
+            if version not in FORMATS:
                 raise FewshiftError(
-                    f"{path} has delta format {version}, this library reads format {FORMAT}: update fewshift"
+                    f"{path} has delta format {version}, this library reads format {FORMATS[-1]}: update fewshift"
                 )
             header |= {key: Fingerprint(**header[key]) for key in ("source", "adapted")}
             header["classes"] = None if header["classes"] is None else tuple(header["classes"])
@@ -123,10 +129,44 @@ class Delta:
             raise FewshiftError(f"{path} was altered after it was written: make it again with `fewshift adapt`")
         return delta
 
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"Delta of {self.method}" if self.method else "Delta"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is known about the adaptation, the network and the file."""
+        classes = None if self.classes is None else f"{len(self.classes)}: {', '.join(self.classes)}"
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        made = [f"fewshift {self.version}" if self.version else "", "" if self.seed is None else f"seed {self.seed}"]
+        known = {
+            "settings": settings,
+            **(_outcome(self.outcome) if self.outcome is not None else {"verdict": UNKNOWN}),
+            "k": "" if self.shots is None else str(self.shots),
+            "classes": classes or "",
+            "preprocess": ", ".join(f"{name}={value}" for name, value in (self.preprocess or {}).items()),
+            "network": f"architecture {self.source.architecture[:SHOWN]}, weights {self.source.weights[:SHOWN]}",
+            "changes": f"{len(self.bits)} tensors, {byte_size(self.nbytes)}",
+            "made by": ", ".join(filter(None, made)),
+        }
+        return {name: value for name, value in known.items() if value}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that changed."""
+        return sum(tensor.nbytes for tensor in self.bits.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the tensors, as JSON knows it."""
+        return self._header() | {"tensors": sorted(self.bits), "bytes": self.nbytes}
+
     def _header(self) -> dict[str, Any]:
         about = asdict(replace(self, bits={}))
         del about["bits"]
-        return {"format": FORMAT} | about
+        if self.outcome is None:  # as files were written before there was one
+            del about["outcome"]
+        return {"format": FORMATS[self.outcome is not None]} | about
 
     def _digest(self) -> str:
         digest = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())
@@ -190,5 +230,22 @@ def _one_name_each(state: Mapping[str, Tensor]) -> list[str]:
     return list(first.values())
 
 
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:5]) + (f" ... ({len(names)})" if len(names) > 5 else "")
+def _outcome(outcome: Mapping[str, Any]) -> dict[str, str]:
+    """The verdict and what it rests on, each in a few words."""
+    gain = outcome.get("gain")
+    facts = {
+        "chosen": outcome.get("chosen") or "",
+        "verdict": f"{'accepted' if outcome['accepted'] else 'rejected'} (rule: {outcome['rule']})",
+        "evidence": outcome.get("missing") or "",
+        "but": outcome.get("weakness") or "",
+        "learned from": ", ".join(
+            f"{outcome[kind]:,} {kind} images" for kind in ("labelled", "unlabelled") if outcome.get(kind)
+        ),
+    }
+    if gain is not None:
+        facts["gain"] = f"{gain['point']:+.1f} points, {100 * gain['level']:.0f} % interval "
+        facts["gain"] += f"{gain['low']:+.1f} to {gain['high']:+.1f}"
+        facts["evidence"] = f"{gain['images']} held-out images: {gain['before']:.1f} % right before, "
+        facts["evidence"] += f"{gain['after']:.1f} % after"
+    order = ("chosen", "verdict", "gain", "evidence", "but", "learned from")
+    return {name: facts[name] for name in order if facts.get(name)}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
+from fewshift.core._arguments import checked_model
 from fewshift.core.normalisation import Whitening
 from fewshift.core.probing import executions, find_head, last_outputs, named_head
 from fewshift.errors import FewshiftError
@@ -69,6 +70,8 @@ class Network:
         if isinstance(model, Network):
             return model
         private = structural_copy(model)
+        if not isinstance(images, Tensor):
+            raise FewshiftError(f"images are of type {type(images).__name__}: give a tensor of a few images")
         refuse_broken_weights(private)
         listed = list_layers(private)
         images = like(private, images[:2])
@@ -149,7 +152,7 @@ class Network:
 def list_layers(model: nn.Module) -> Network:
     """The BatchNorm layers of `model` in order of registration, without running it."""
     layers, skipped = [], []
-    for name, module in model.named_modules():
+    for name, module in checked_model(model).named_modules():
         kind = type(module).__name__
         if reason := _reason_to_skip(module):
             skipped.append(Skipped(name, kind, reason))
@@ -216,8 +219,7 @@ def structural_copy(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
-    if not isinstance(model, nn.Module):
-        raise FewshiftError(f"expected an nn.Module, got {type(model).__name__}: pass a PyTorch network")
+    checked_model(model)
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
     try:

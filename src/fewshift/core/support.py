@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fewshift.core._display import Displayed, few
 from fewshift.core.labels import Augment, Labels, Stack, extent, kind_of, random_folds
 from fewshift.core.losses import IGNORE, Loss, at_labels, cross_entropy
 from fewshift.core.randomness import checked_seed
@@ -21,8 +22,8 @@ SINGLE_FOLDS = 6  # where classes have a single image
 MINIBATCH = 32  # images that pass through a network together when only predictions are wanted
 
 
-@dataclass(frozen=True)
-class Support:
+@dataclass(frozen=True, repr=False)
+class Support(Displayed):
     """Labelled target images, preprocessed, with a label for each image or for each pixel.
 
     `augment` gives a random view of one image. `at_once` is how many images may be in memory together while
@@ -37,6 +38,8 @@ class Support:
     files: tuple[Path, ...] | None = None  # where the images come from, if that is known
 
     def __post_init__(self) -> None:
+        for name in ("images", "labels"):
+            object.__setattr__(self, name, _stacked(getattr(self, name), name))
         if len(self.images) != len(self.labels):
             raise FewshiftError(
                 f"{len(self.images)} images but {len(self.labels)} labels: give one label for each image"
@@ -45,8 +48,6 @@ class Support:
             raise FewshiftError(f"{len(self.images)} images but {len(self.files)} files: give one file for each image")
         if not len(self.images):
             raise FewshiftError("the support set is empty: give at least one labelled image of two classes")
-        object.__setattr__(self, "images", _stacked(self.images))
-        object.__setattr__(self, "labels", _stacked(self.labels))
         for index, image in enumerate(self.images):
             if not image.is_floating_point():
                 raise FewshiftError(
@@ -68,6 +69,18 @@ class Support:
             raise FewshiftError(f"class name '{twice}' occurs twice: name every class once")
         if self.at_once is not None and self.at_once < 1:
             raise FewshiftError(f"at_once={self.at_once} is too small: give at least 1")
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"Support of {len(self)} labelled images"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Sizes, classes and k."""
+        sizes = tuple(sorted({extent(image.shape[1:]) for image in self.images}))
+        classes = few(self.classes or tuple(map(str, self.counts)))
+        return {"sizes": few(sizes), "labels": f"one per {self.kind.unit}", "classes": classes, "k": str(self.shots)}
 
     def __len__(self) -> int:
         return len(self.images)
@@ -303,10 +316,12 @@ def others(indices: Tensor, total: int) -> Tensor:
     return keep.nonzero().flatten()
 
 
-def _stacked(tensors: Any) -> Stack:
+def _stacked(tensors: Any, what: str = "images") -> Stack:
     """One tensor if the shapes allow it."""
     if isinstance(tensors, Tensor):
         return tensors
+    if not isinstance(tensors, Sequence) or not all(isinstance(each, Tensor) for each in tensors):
+        raise FewshiftError(f"{what} are no tensors ({type(tensors).__name__}): give one tensor, or a list of them")
     return torch.stack(tuple(tensors)) if len({tensor.shape for tensor in tensors}) == 1 else tuple(tensors)
 
 

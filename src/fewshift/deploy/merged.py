@@ -8,14 +8,16 @@ from pathlib import Path
 from safetensors.torch import save_model
 from torch import nn
 
+from fewshift.core._arguments import checked_path
 from fewshift.core._files import whole
 from fewshift.core.delta import Delta
 from fewshift.errors import FewshiftError
 from fewshift.models.cards import in_library, known_card
 
 
-def write_merged(model: nn.Module, delta: Delta, out: Path, *, undo: bool = False) -> Path:
+def write_merged(model: nn.Module, delta: Delta, out: str | Path, *, undo: bool = False) -> Path:
     """Write the weights of the adapted network, or with `undo` the source network's from adapted ones, and a card."""
+    out = checked_path(out, "the output")
     network = delta.revert(model) if undo else delta.apply(model)
     known = known_card(model)
     if known.weights and out.resolve() == Path(known.weights).resolve():

@@ -66,7 +66,7 @@ def method_of(method: str | Method | type[Method]) -> Method:
         return method
     if isinstance(method, type) and issubclass(method, Method):
         return method()
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise FewshiftError(f"there is no method '{method}': choose one of {', '.join(METHODS)}")
     return METHODS[method]()
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fewshift.core._display import Displayed
 from fewshift.core.support import Support
 from fewshift.report import figures, prose
 from fewshift.trust.comparison import SOURCE, Ranking, Row
@@ -14,8 +15,8 @@ from fewshift.trust.gain import LEVEL, Gain
 from fewshift.trust.held_out import INSIDE, PixelAnswers
 
 
-@dataclass(frozen=True)
-class Comparison(Ranking):
+@dataclass(frozen=True, repr=False)
+class Comparison(Displayed, Ranking):
     """Several methods on the same held-out images. The source network is among them, named or not."""
 
     validate: str  # "cv", "loo" or "labelled images"
@@ -23,6 +24,21 @@ class Comparison(Ranking):
     support: Support | None
     seed: int
     seconds: float
+
+    @property
+    def title(self) -> str:
+        """What was compared."""
+        return f"Comparison of {prose.counted(len(self.rows), 'method')} on {self.network}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The share that each method has right, the best first, and which leads."""
+        right = {row.label: f"{row.accuracy:.1f} % right" for row in self.ranked}
+        gains = {row.label: row.gain for row in self.judged if row.label != SOURCE and row.gain is not None}
+        compared = {
+            label: f"{right[label]}, {gain.point:+.1f} points, {prose.interval(gain)}" for label, gain in gains.items()
+        }
+        return right | compared | self.failures | {"verdict": self.words}
 
     @property
     def of_pixels(self) -> bool:

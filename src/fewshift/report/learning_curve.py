@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from fewshift.core._display import Displayed
 from fewshift.core.method import Method
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
@@ -37,8 +38,8 @@ POINTS = " points"
 MORE = "take more draws, or more images to judge by"
 
 
-@dataclass(frozen=True)
-class LearningCurve:
+@dataclass(frozen=True, repr=False)
+class LearningCurve(Displayed):
     """The gain against k, and whether more labels are worth it.
 
     `flat_from` is the smallest measured k from which on the curve is flat (see `trust.learning_curve`). It is None
@@ -57,7 +58,7 @@ class LearningCurve:
     outside: bool  # whether these are labelled images outside the support
     method: Method
     network: str
-    support: Support = field(repr=False, compare=False)
+    support: Support = field(compare=False)
     seed: int
     seconds: float
 
@@ -130,6 +131,14 @@ class LearningCurve:
             f"gain of {self.method.name} in points of accuracy over the source network, which {right}; "
             f"k {self.unit}, {counted(self.draws, 'draw')}, judged by {counted(self.images, 'image')} {where}"
         )
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The gain at each k, and the verdict."""
+        gains = {
+            f"k = {point.shots}": f"{point.mean:+.1f} ({point.low:+.1f} to {point.high:+.1f})" for point in self.points
+        }
+        return gains | {"verdict": self.words, "luck": self.luck}
 
     @property
     def unit(self) -> str:

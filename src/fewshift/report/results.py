@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from fewshift import __version__
+from fewshift.core._display import Displayed, byte_size
 from fewshift.core.delta import Delta
 from fewshift.core.method import Fitted, Method
 from fewshift.core.network import Layer, Network, Skipped
@@ -22,10 +23,13 @@ from fewshift.report import choosing, prose, suspects
 from fewshift.report.recommendation import Recommendation, recommendation
 from fewshift.trust.calibration import Calibration
 from fewshift.trust.choice import Choice
-from fewshift.trust.gain import Gain
+from fewshift.trust.gain import LEVEL, Gain
 from fewshift.trust.guard import Evidence, Verdict
 from fewshift.trust.shift import Shift, shift
 from fewshift.trust.suspects import Suspect, Suspects, find_suspects
+
+REMEMBERED = ("point", "low", "high", "images", "wins", "losses", "before", "after")  # of a gain, in a delta
+MORE = "model, delta.save(file), report(file)"
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ def layer_reports(network: Network, fitted: Fitted) -> tuple[LayerReport, ...]:
     return tuple(adapted + skipped)
 
 
-@dataclass(frozen=True)
-class Adaptation:
+@dataclass(frozen=True, repr=False)
+class Adaptation(Displayed):
     """The adapted network with everything needed to judge, keep or undo it."""
 
     model: nn.Module
@@ -130,7 +134,41 @@ class Adaptation:
             seed=self.seed,
             shots=None if self.support is None else self.support.shots,
             version=__version__,
+            outcome=self._outcome,
         )
+
+    @property
+    def _outcome(self) -> dict[str, Any]:
+        """What a delta remembers: plain values that depend on the inputs alone, not on the clock."""
+        gain, evidence = self.gain, self.evidence
+        return {
+            "accepted": self.accepted,
+            "rule": self.verdict.rule.value,
+            "chosen": None if self.choice is None else self.choice.chosen,
+            "gain": None
+            if gain is None
+            else {name: round(getattr(gain, name), 2) for name in REMEMBERED} | {"level": LEVEL},
+            "missing": None if evidence.missing is None else evidence.missing.value,
+            "weakness": None if evidence.weakness is None else evidence.weakness.value,
+            "labelled": 0 if self.support is None else len(self.support),
+            "unlabelled": 0 if self.unlabelled is None else len(self.unlabelled),
+        }
+
+    @property
+    def title(self) -> str:
+        """What it is, and the verdict."""
+        return f"Adaptation of {type(self.source).__name__}: {self.recommendation.advice.value}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Method, images, gain and size; `report` writes the whole page."""
+        chosen = "" if self.choice is None else f", which took {self.choice.chosen}"
+        gain = "" if self.gain is None else f"{self.gain.point:+.1f} points, {prose.interval(self.gain)}"
+        facts = {"method": self.method.name + chosen, "images": prose.looked_at(self)}
+        facts["gain"] = gain or prose.missing(self.evidence)
+        with suppress(FewshiftError):  # what is no plain network has no delta
+            facts["delta"] = f"{prose.counted(len(self.delta.bits), 'tensor')}, {byte_size(self.delta.nbytes)}"
+        return facts | {"suspects": str(len(self.suspects)) if self.suspects else "none", "more": MORE}
 
     def report(
         self, path: str | Path, delta: str | Path | None = None, *, origin: Mapping[str, Any] | None = None
@@ -175,8 +213,8 @@ def _plain(calibration: Calibration) -> dict[str, Any]:
     return asdict(calibration) | {"applied": calibration.applied, "refused": refused}
 
 
-@dataclass(frozen=True)
-class Inspection:
+@dataclass(frozen=True, repr=False)
+class Inspection(Displayed):
     """What can be adapted in a network, and what cannot, before any data."""
 
     kind: str
@@ -185,6 +223,22 @@ class Inspection:
     skipped: tuple[Skipped, ...]
     head: str | None
     classes: int | None
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"Inspection of {self.kind}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Counts, and the head."""
+        return {
+            "parameters": f"{self.parameters:,}, of them {self.affine_parameters:,} in BatchNorm",
+            "adaptable": prose.counted(len(self.layers), "BatchNorm layer"),
+            "left alone": prose.counted(len(self.skipped), "layer"),
+            "head": self.head or "not known",
+            "classes": "not known" if self.classes is None else str(self.classes),
+        }
 
     @property
     def affine_parameters(self) -> int:

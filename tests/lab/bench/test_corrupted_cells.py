@@ -93,7 +93,7 @@ shots = [2]
 
 def test_a_grid_with_corruptions_and_halves_runs_and_is_reported(command, tmp_path):
     (tmp_path / "corrupted.toml").write_text(GRID)
-    assert json.loads(command("list", "grids", "--folder", tmp_path, "--json").stdout)[0]["cells"] == 4
+    assert json.loads(command("list", "grids", "--folder", tmp_path, "--json").stdout)["grids"][0]["cells"] == 4
     bench = command("bench", tmp_path / "corrupted.toml", "--out", tmp_path / "run")
     assert (bench.code, "4 of 4 cells have a result" in bench.stdout) == (0, True)
     report = command("report", tmp_path / "run").stdout

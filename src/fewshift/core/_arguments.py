@@ -1,0 +1,42 @@
+"""What a user passes, looked at before it is used: a wrong type is one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fewshift.errors import FewshiftError
+
+
+def checked_model(model: Any) -> nn.Module:
+    """The network itself, and not its name."""
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise FewshiftError(f"expected an nn.Module, got {kind}: pass a PyTorch network, such as fewshift.load gives")
+    return model
+
+
+def checked_path(path: Any, what: str) -> Path:
+    """A path, from a word or a path; `what` it is a path of."""
+    if not isinstance(path, str | os.PathLike):
+        raise FewshiftError(f"{what} is of type {type(path).__name__}: give the path of a file")
+    return Path(path)
+
+
+def checked_names(classes: Any) -> tuple[str, ...] | None:
+    """Class names, from any list of words; None where there are none."""
+    if classes is None:
+        return None
+    if isinstance(classes, str):
+        raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
+    if not isinstance(classes, Iterable):
+        raise FewshiftError(f"classes={classes!r} is of type {type(classes).__name__}: give a list of names")
+    names = tuple(classes)
+    for name in names:
+        if not isinstance(name, str):
+            raise FewshiftError(f"class name {name!r} is of type {type(name).__name__}: give words")
+    return names
