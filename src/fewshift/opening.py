@@ -21,9 +21,11 @@ from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_support, as_unlabelled
 from fewshift.images.preprocess import Preprocess
-from fewshift.models.cards import known_card
+from fewshift.models.cards import known_card, refuse_other_order
+from fewshift.report.cautions import warn_about
 from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
+from fewshift.trust.sanity import Caution, Known, look_before, source_answers
 
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
 
@@ -39,6 +41,14 @@ class Opened:
     preprocess: Preprocess | None
     classes: tuple[str, ...] | None
     home: torch.device  # of the user's network
+    named: bool = True  # something says in which order the outputs are
+    cautions: tuple[Caution, ...] = ()
+
+    def checked(self, *, refuse: bool) -> Opened:
+        """The same, with what looks wrong; labels that do not fit the outputs are an error if `refuse`."""
+        answers = source_answers(self.network, self.target)
+        known = Known(self.network, self.target, known_card(self.model), self.preprocess, self.named, answers)
+        return replace(self, cautions=look_before(known, refuse=refuse))
 
     def labelled_apart(self, source: Any, preprocess: Steps) -> Support:
         """Labelled images to judge by, none of them in the support, as the network takes them."""
@@ -88,6 +98,7 @@ def open_target(
     checked_seed(seed)
     if isinstance(classes, str):
         raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
+    refuse_other_order(known_card(model), classes)
     steps, names = steps_for(model, preprocess), known_card(model).classes if classes is None else tuple(classes)
     labelled = (
         None if support is None else as_support(support, steps, augment, names, shots=shots, seed=seed, network=model)
@@ -106,6 +117,7 @@ def open_target(
         preprocess=steps if isinstance(steps, Preprocess) else None,
         classes=names if target.support is None else target.support.classes,
         home=like(network.model, images).device,
+        named=names is not None,
     )
 
 
@@ -117,6 +129,7 @@ def open_networks(
 ) -> tuple[dict[str, nn.Module], Preprocess | None, tuple[str, ...] | None]:
     """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known."""
     card = known_card(model)
+    refuse_other_order(card, classes)
     steps, names = card.preprocess, card.classes
     networks = {"source": model}
     if delta is not None:
@@ -124,6 +137,7 @@ def open_networks(
         networks["adapted"] = change.apply(model, classes)
         steps = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else steps
         names = change.classes or names
+    warn_about(card, preprocess or steps, steps if delta is not None and change.preprocess else None)
     return networks, preprocess or steps, names if classes is None else tuple(classes)
 
 

@@ -53,6 +53,10 @@ def adapt(
     drop_suspects: Annotated[
         bool, typer.Option("--drop-suspects", help="Adapt once more without the images whose label looks wrong.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Refuse labels in another order than the network's outputs."),
+    ] = True,
     head: Head = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -74,7 +78,7 @@ def adapt(
         result = fewshift.adapt(
             model, support, method=chosen, unlabelled=unlabelled, shots=shots, **arguments,
             validate=None if validate == "none" else validate, accept=_condition(accept), size=size,
-            drop_suspects=drop_suspects, head=head, seed=seed,
+            drop_suspects=drop_suspects, check=check, head=head, seed=seed,
         )  # fmt: skip
     keep = out is not None and (result.accepted or write_rejected)
     written = {
@@ -91,9 +95,11 @@ def adapt(
 
 
 def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
-    from fewshift.report import choosing, prose
+    from fewshift.report import cautions, choosing, prose
 
     count = sum(layer.skipped is None for layer in result.layers)
+    for caution in result.warnings:
+        typer.echo(f"{'warning' if caution.serious else 'note'}: {cautions.sentence(caution)}", err=True)
     typer.echo(f"{result.method.name}: {prose.looked_at(result)}, {count} BatchNorm layers, {result.seconds:.1f} s")
     typer.echo(result.reason)
     if result.notes.get("classifier"):

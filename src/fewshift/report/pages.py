@@ -15,7 +15,7 @@ from fewshift import __version__
 from fewshift.core._files import whole
 from fewshift.core.method import Needs
 from fewshift.methods.catalog import METHODS
-from fewshift.report import choosing, figures, pictures
+from fewshift.report import cautions, choosing, figures, pictures
 from fewshift.report import prose as words
 from fewshift.report import suspects as labelling
 from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, judged, pictured_suspects
@@ -52,6 +52,7 @@ def adaptation_page(result: Adaptation, path: str | Path, delta: str | Path | No
         changes=words.changes(result),
         judged=held,
         facts=words.other_facts(result),
+        warnings=[cautions.sentence(caution) for caution in result.warnings],
         suspects=pictured_suspects(result),
         labelling=labelling,
         tried=[] if result.choice is None else choosing.candidates(result.choice),
