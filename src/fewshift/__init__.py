@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fewshift.methods.source import Source
     from fewshift.methods.tent import Tent
     from fewshift.methods.testtime_bn import TestTimeBN
+    from fewshift.report.cautions import CautionWarning
     from fewshift.report.comparison import Comparison
     from fewshift.report.learning_curve import LearningCurve
     from fewshift.report.results import Adaptation, Inspection
@@ -67,6 +68,7 @@ _NAMES = {
     "methods.source": "Source",
     "methods.tent": "Tent",
     "methods.testtime_bn": "TestTimeBN",
+    "report.cautions": "CautionWarning",
     "report.comparison": "Comparison",
     "report.learning_curve": "LearningCurve",
     "report.results": "Adaptation Inspection",
@@ -82,6 +84,7 @@ __all__ = [
     "AdaBN",
     "Adaptation",
     "Auto",
+    "CautionWarning",
     "Comparison",
     "Delta",
     "Evaluation",

@@ -37,6 +37,7 @@ from fewshift.trust.choice import adapted_to, fit_chosen
 from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
+from fewshift.trust.sanity import look_after
 from fewshift.trust.shift import shift
 
 __all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]  # elsewhere
@@ -58,6 +59,7 @@ def adapt(
     accept: Accept = "not-worse",
     size: str | None = None,
     drop_suspects: bool = False,
+    check: bool = True,
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: Progress = None,
@@ -71,12 +73,13 @@ def adapt(
     knows, folders in alphabetical order are the network's outputs.
 
     `method` is a name or a method; "auto" is our best answer. Its `size` is "any", or "small" for a delta of kilobytes:
-    BatchNorm and the head alone. `validate` is where the evidence comes from: "cv" (the
-    support, cross-validated), "loo" (one image left out at a time), labelled images of the target that are not in the
-    support, or None. `accept` is the guard: "not-worse" (the evidence for it is stronger than chance), "better", a
-    number of points that the whole interval has to exceed, a callable that takes the gain, or "always". A rejected
-    adaptation comes back as the source network. `drop_suspects` adapts once more without the images whose label looks
-    wrong, if there are any: `dropped` of the result. `progress` is True for a bar, or a callable (what, done, total).
+    BatchNorm and the head alone. `validate` is where the evidence comes from: "cv" (the support, cross-validated),
+    "loo" (one image left out at a time), other labelled images of the target, or None. `accept` is the guard: "not-
+    worse" (the evidence for it is stronger than chance), "better", a number of points that the whole interval has to
+    exceed, a callable that takes the gain, or "always". A rejected adaptation comes back as the source network.
+    `drop_suspects` adapts once more without images whose label looks wrong: `dropped` of the result. What else looks
+    wrong is in `warnings`; labels in another order than the outputs are an error, unless `check` is false. `progress`
+    is True for a bar, or a callable (what, done, total).
 
     The model is never changed, nor is the global random state; the same arguments and seed give the same result.
     """
@@ -92,7 +95,7 @@ def adapt(
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, shots=shots, head=head, seed=seed, device=device,
-        )  # fmt: skip
+        ).checked(refuse=check)  # fmt: skip
         judges = opened.evidence_from(validate, preprocess)
         result = _adapted(opened, chosen, judges, accept, seed)
         if drop_suspects and opened.target.support is not None and result.suspects:
@@ -129,6 +132,7 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
         unlabelled=target.unlabelled,
         classes=opened.classes,
         preprocess=opened.preprocess,
+        warnings=look_after(opened.cautions, network, fitted.predictor, target),
         seed=seed,
         seconds=time.perf_counter() - began,
     )
@@ -329,10 +333,9 @@ def evaluate(
 def inspect(
     model: nn.Module, images: Tensor | None = None, *, head: str | None = None, size: int | None = None
 ) -> Inspection:
-    """Look at a network: what can be adapted in it, and what cannot.
+    """What can be adapted in a network, and what cannot.
 
-    With `images`, or an empty image of `size` pixels, it is run once: then head, order and layers never executed are
-    known too.
+    With `images`, or an empty one of `size` pixels, it is run once: then head, order and unused layers are known too.
     """
     if images is None and size is not None:
         images = blank_images(model, size)

@@ -24,9 +24,11 @@ from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_support, as_unlabelled
 from fewshift.images.preprocess import Preprocess
 from fewshift.models import libraries
-from fewshift.models.cards import known_card
+from fewshift.models.cards import known_card, refuse_other_order
+from fewshift.report.cautions import warn_about
 from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
+from fewshift.trust.sanity import Caution, Known, look_before, source_answers
 
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
 
@@ -66,6 +68,14 @@ class Opened:
     preprocess: Preprocess | None
     classes: tuple[str, ...] | None
     home: torch.device  # of the user's network
+    named: bool = True  # something says in which order the outputs are
+    cautions: tuple[Caution, ...] = ()
+
+    def checked(self, *, refuse: bool) -> Opened:
+        """The same, with what looks wrong; labels that do not fit the outputs are an error if `refuse`."""
+        answers = source_answers(self.network, self.target)
+        known = Known(self.network, self.target, known_card(self.model), self.preprocess, self.named, answers)
+        return replace(self, cautions=look_before(known, refuse=refuse))
 
     def labelled_apart(self, source: Any, preprocess: Steps) -> Support:
         """Labelled images to judge by, none of them in the support, as the network takes them."""
@@ -114,6 +124,7 @@ def open_target(
     """
     checked_seed(seed)
     card, chosen = known_card(checked_model(model)), checked_names(classes)
+    refuse_other_order(card, chosen)
     steps, names = steps_for(model, preprocess), card.classes if chosen is None else chosen
     labelled = (
         None if support is None else as_support(support, steps, augment, names, shots=shots, seed=seed, network=model)
@@ -132,6 +143,7 @@ def open_target(
         preprocess=steps if isinstance(steps, Preprocess) else None,
         classes=names if target.support is None else target.support.classes,
         home=like(network.model, images).device,
+        named=names is not None,
     )
 
 
@@ -143,6 +155,7 @@ def open_networks(
 ) -> tuple[dict[str, nn.Module], Preprocess | None, tuple[str, ...] | None]:
     """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known."""
     card, chosen = known_card(checked_model(model)), checked_names(classes)
+    refuse_other_order(card, chosen)
     steps, names = card.preprocess, card.classes
     networks = {"source": model}
     if delta is not None:
@@ -150,6 +163,7 @@ def open_networks(
         networks["adapted"] = change.apply(model, chosen)
         steps = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else steps
         names = change.classes or names
+    warn_about(card, preprocess or steps, steps if delta is not None and change.preprocess else None)
     return networks, preprocess or steps, names if chosen is None else chosen
 
 

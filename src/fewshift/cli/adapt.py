@@ -71,6 +71,10 @@ def adapt(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also say what engineers ask: likelihoods, candidates, layers.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Refuse labels in another order than the network's outputs."),
+    ] = True,
     head: Head = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -99,7 +103,7 @@ def adapt(
         result = fewshift.adapt(
             model, support, method=chosen, unlabelled=unlabelled, shots=shots, **arguments,
             validate=None if validate == "none" else validate, accept=condition, size=size,
-            drop_suspects=drop_suspects, head=head, seed=seed,
+            drop_suspects=drop_suspects, check=check, head=head, seed=seed,
         )  # fmt: skip
     keep = out is not None and (result.accepted or write_rejected)
     written = {
@@ -118,9 +122,11 @@ def adapt(
 
 
 def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
-    from fewshift.report import prose
+    from fewshift.report import cautions, prose
     from fewshift.report.recommendation import Advice
 
+    for caution in result.warnings:
+        typer.echo(f"{'warning' if caution.serious else 'note'}: {cautions.sentence(caution)}", err=True)
     said = result.recommendation
     colour = {Advice.RECOMMENDED: "green", Advice.CAUTION: "yellow", Advice.AGAINST: "red"}[said.advice]
     typer.echo(f"{result.method.name}: {prose.looked_at(result)}, {result.seconds:.1f} s")

@@ -192,16 +192,17 @@ def one_thread() -> None:
 
 
 @contextmanager
-def leaks_on_stderr() -> Iterator[None]:
-    """Within the block, a warning about similar images is one sentence on stderr."""
-    from fewshift import LeakWarning
+def warnings_on_stderr() -> Iterator[None]:
+    """Within the block, a warning of ours is one sentence on stderr."""
+    from fewshift import CautionWarning, LeakWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", LeakWarning)
+        warnings.simplefilter("always", CautionWarning)
         before = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, LeakWarning):
+            if issubclass(category, (LeakWarning, CautionWarning)):
                 typer.echo(f"warning: {message}", err=True)
             else:
                 before(message, category, *where, **more)

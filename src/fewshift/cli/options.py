@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
-from fewshift.cli.console import MisuseError, leaks_on_stderr, progress_bar, refuse_missing
+from fewshift.cli.console import MisuseError, progress_bar, refuse_missing, warnings_on_stderr
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -224,13 +224,16 @@ class NetworkOptions(NamedNetwork):
                 f"how {self.name_of(model)} wants its images is not known: pass --resize, --crop, --mean and --std"
             )
         base = known or Preprocess(None, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        if assumed := [name for name in ("mean", "std") if known is None and name not in chosen]:
+            values = " and ".join(f"{name} 0.5,0.5,0.5" for name in assumed)
+            typer.echo(f"note: how {self.name_of(model)} wants its images is not known: took {values}", err=True)
         return replace(base, **chosen)  # type: ignore[arg-type]
 
     @contextmanager
     def opened(self, delta: Path | None = None) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
         """The network, and what all calls take beside it: preprocessing, classes, and a listener of progress."""
         model = self.load(delta)
-        with progress_bar() as tell, leaks_on_stderr():
+        with progress_bar() as tell, warnings_on_stderr():
             yield model, {"preprocess": self.steps_of(model, delta), "classes": self.names, "progress": tell}
 
 

@@ -6,10 +6,11 @@ as the attribute `fewshift_card`.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from fewshift.models.layers.changes import change_of
 
 ATTRIBUTE = "fewshift_card"
 DIGITS = "digits"  # the one network that is our own
+KEYS = ("arch", "classes", "algorithm", "sources", "recipe", "validation", *(step.name for step in fields(Preprocess)))
+ALIKE = 0.75  # of 1: how alike a key has to be to one of these to be taken for a slip
 LIBRARY_NAMES = ("timm", "torchvision", "smp", DIGITS)  # whose networks a card may name
 
 
@@ -42,6 +45,7 @@ class Card:
     sources: tuple[str, ...] = ()  # the domains it was trained on
     held_out: float | None = None  # the share of each that was not, where `fewshift train` drew it
     validation: Path | None = None  # a list of the images that were not, "path label" in each line, labels from 0
+    misspelt: tuple[tuple[str, str], ...] = ()  # keys of that file that are not known, and those they may stand for
 
     def over(self, own: Preprocess | None) -> Card:
         """This card with its steps laid over the library's own: a card need not repeat what the library knows."""
@@ -121,6 +125,19 @@ def read_card(path: Path) -> Card:
         sources=tuple(sources) if sources is not None and _are_names(sources) else (),
         held_out=share if isinstance(share, (int, float)) else None,
         validation=path.parent / validation if isinstance(validation := data.get("validation"), str) else None,
+        misspelt=_misspelt(data),
+    )
+
+
+def refuse_other_order(card: Card, classes: Sequence[str] | None) -> None:
+    """An error when the classes are the card's, in another order: outputs would change their names."""
+    known = card.classes
+    if known is None or classes is None or tuple(classes) == known or sorted(classes) != sorted(known):
+        return
+    at = next(at for at, pair in enumerate(zip(known, classes, strict=True)) if pair[0] != pair[1])
+    raise FewshiftError(
+        f"the classes are in another order than on the network's card: output {at} is {known[at]!r} there and "
+        f"{classes[at]!r} here: leave out --classes (classes=), or mend the card{f' {card.path}' if card.path else ''}"
     )
 
 
@@ -138,6 +155,12 @@ def _algorithm(value: Any, path: Path) -> Mapping[str, Any] | None:
     except FewshiftError as error:
         raise FewshiftError(f"the card {path}: {error}") from error
     return value
+
+
+def _misspelt(keys: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Unknown keys that look like known ones; others are notes."""
+    near = {key: difflib.get_close_matches(key.lower(), KEYS, 1, ALIKE) for key in keys if key not in KEYS}
+    return tuple((key, known[0]) for key, known in near.items() if known)
 
 
 def _are_names(value: Any) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.models import packaged
-from fewshift.models.cards import DIGITS, Card, card_of, known_card, timm_steps, with_card
+from fewshift.models.cards import DIGITS, Card, card_of, known_card, refuse_other_order, timm_steps, with_card
 from fewshift.models.layers.changes import LayerChange, change_of
 from fewshift.models.weights import class_count, load_all, read_bytes, read_file
 
@@ -72,6 +72,7 @@ def load(
     """
     state = None if weights is None or str(weights) == RANDOM else read_weights(weights)
     card = Card() if state is None else card_of(str(weights))
+    refuse_other_order(card, classes)
     name = name or card.arch
     if name is None:
         raise FewshiftError("the model has no name, and no card beside its weights gives one: pass --model timm:NAME")

@@ -17,7 +17,7 @@ from fewshift.core._files import whole
 from fewshift.core.method import Needs
 from fewshift.core.support import Support
 from fewshift.methods.catalog import METHODS
-from fewshift.report import choosing, figures, pictures
+from fewshift.report import cautions, choosing, figures, pictures
 from fewshift.report import prose as words
 from fewshift.report import suspects as labelling
 from fewshift.report.judged import MOST, RIGHT, STILL, WRONG, ClassRow, Judged, judged, pictured_suspects
@@ -67,6 +67,7 @@ def adaptation_page(
         folder=_folder(result.support),
         provenance=_provenance(result, origin),
         facts=words.other_facts(result),
+        warnings=[cautions.sentence(caution) for caution in result.warnings],
         suspects=pictured_suspects(result),
         labelling=labelling,
         tried=[] if result.choice is None else choosing.candidates(result.choice),

@@ -59,7 +59,8 @@ def advice(result: Adaptation) -> Advice:
         return Advice.AGAINST
     gain = result.gain
     proven = gain is not None and gain.point > 0 and decide("not-worse", result.evidence).accepted
-    clean = not result.evidence.unseen and not _falls(gain) and not _many_suspects(result)
+    warned = any(caution.serious for caution in result.warnings)
+    clean = not warned and not result.evidence.unseen and not _falls(gain) and not _many_suspects(result)
     return Advice.RECOMMENDED if proven and clean else Advice.CAUTION
 
 
@@ -120,7 +121,7 @@ def _points(value: float) -> str:
 def _next(result: Adaptation) -> str:
     if not result.accepted:
         return _kept(result)
-    steps = ["deploy"]
+    steps = ["deploy"] if not any(caution.serious for caution in result.warnings) else ["read the warnings first"]
     if _many_suspects(result):
         steps = [f"check {counted(len(result.suspects), 'label')} that look{'s' * (len(result.suspects) == 1)} wrong"]
     if result.evidence.unseen:

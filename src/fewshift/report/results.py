@@ -19,12 +19,13 @@ from fewshift.core.network import Layer, Network, Skipped
 from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
-from fewshift.report import choosing, prose, suspects
+from fewshift.report import cautions, choosing, prose, suspects
 from fewshift.report.recommendation import Recommendation, recommendation
 from fewshift.trust.calibration import Calibration
 from fewshift.trust.choice import Choice
 from fewshift.trust.gain import LEVEL, Gain
 from fewshift.trust.guard import Evidence, Verdict
+from fewshift.trust.sanity import Caution
 from fewshift.trust.shift import Shift, shift
 from fewshift.trust.suspects import Suspect, Suspects, find_suspects
 
@@ -74,6 +75,7 @@ class Adaptation(Displayed):
     preprocess: Preprocess | None
     seed: int
     seconds: float
+    warnings: tuple[Caution, ...] = ()  # what looked wrong before adaptation
     dropped: tuple[Suspect, ...] = ()  # images that a first adaptation had and this one has not
 
     @property
@@ -189,6 +191,7 @@ class Adaptation(Displayed):
             "advice": self.recommendation.advice.value,
             "recommendation": list(self.recommendation.lines),
             "reason": self.reason,
+            "warnings": [cautions.plain(caution) for caution in self.warnings],
             "gain": None if self.gain is None else asdict(self.gain),
             "facts": prose.facts(self.evidence),
             "suspects": [suspects.plain(suspect) for suspect in self.suspects],

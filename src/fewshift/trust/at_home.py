@@ -1,0 +1,128 @@
+"""Under which preprocessing is a network at home? The first BatchNorm layer remembers it.
+
+A wrong mean or deviation moves what enters the first layer by many deviations, and another one puts it back. So where
+the first layer's shift is absurd, the usual preprocessings are tried on the same pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewshift.core import _progress as progress
+from fewshift.core.network import Network
+from fewshift.core.support import Unlabelled
+from fewshift.errors import FewshiftError
+from fewshift.images.preprocess import IMAGENET, Preprocess
+from fewshift.trust.shift import TINY, judged, look
+
+LOOKED_AT = 32  # images
+# Distances of the first layer, measured on digits and PACS. The right preprocessing: 0.1 to 0.7, sketches 1.3, inverted
+# digits 1.9. A wrong one: 0.6 to 2 for a related scale, 2 to 5 and more for another unit.
+FAR = 0.6  # at least, to be looked into
+AT_HOME = 0.4  # at most
+BEYOND = 2.5  # no shift of the place is this large: the best of the usual ones is named, at home or not
+CLOSER = 3.0  # times as close, at least
+TIED = 1.25  # times the distance of the best: named beside it
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
+
+USUAL: Mapping[str, Scale] = {
+    "ImageNet's": (IMAGENET.mean, IMAGENET.std),
+    "values from -1 to 1": ((0.5,) * 3, (0.5,) * 3),
+    "values from 0 to 1": ((0.0,) * 3, (1.0,) * 3),
+    "values from 0 to 255": ((0.0,) * 3, (1 / 255,) * 3),
+    "values from 0 to 255 less ImageNet's mean": (IMAGENET.mean, (1 / 255,) * 3),
+}
+USUAL_GREY: Mapping[str, Scale] = {
+    "MNIST's": ((0.1307,), (0.3081,)),
+    **{name: (mean[:1], std[:1]) for name, (mean, std) in USUAL.items()},
+}
+OWN = "its card's"
+
+
+@dataclass(frozen=True)
+class Home:
+    """A preprocessing under which the first layer sees what it remembers."""
+
+    name: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    backwards: bool  # channels from blue to red
+    distance: float
+
+
+@dataclass(frozen=True)
+class Homes:
+    """The preprocessings that suit a network far better than the one its images had, the best first."""
+
+    distance: float  # of the images as they came
+    better: tuple[Home, ...]
+
+
+def find_homes(
+    network: Network, images: Sequence[Tensor], steps: Preprocess | None, own: Preprocess | None
+) -> Homes | None:
+    """The usual preprocessings that suit the network far better than the one these images had; None if none does.
+
+    `steps` made the images; None guesses them from the values. `own` is what the network's card says.
+    """
+    pixels = _pixels(images, steps)
+    if pixels is None:
+        return None
+    try:
+        distance = _first_layer(network, images)
+        if distance < FAR:
+            return None
+        homes = sorted(_tried(network, pixels, own), key=lambda home: home.distance)
+    except FewshiftError:  # no layer that could tell
+        return None
+    if not homes or CLOSER * homes[0].distance > distance:
+        return None
+    if homes[0].distance > AT_HOME and distance < BEYOND:
+        return None
+    tied = [home for home in homes if home.distance <= TIED * homes[0].distance]
+    tied.sort(key=lambda home: (home.name != OWN, home.backwards))  # of tied ones, what is more likely first
+    return Homes(distance, tuple(tied))
+
+
+def _tried(network: Network, pixels: Sequence[Tensor], own: Preprocess | None) -> Iterator[Home]:
+    channels = len(pixels[0])
+    usual = dict({1: USUAL_GREY, 3: USUAL}.get(channels, {}))
+    if own is not None and own.channels == channels:
+        same = [name for name, scale in usual.items() if scale == (own.mean, own.std)]
+        usual = {OWN: (own.mean, own.std), **{name: usual[name] for name in usual if name not in same}}
+    for name, scale in usual.items():
+        for backwards in (False, True) if channels == 3 else (False,):
+            distance = _first_layer(network, _scaled(pixels, scale, backwards))
+            yield Home(name, *scale, backwards, distance)
+
+
+def _first_layer(network: Network, images: Sequence[Tensor]) -> float:
+    """How far the first layer is from what it remembers: shift of the mean and logarithm of the ratio of deviations.
+
+    A score in sampling errors would not do: a wrong unit makes images differ from each other, too.
+    """
+    with progress.silent():
+        first, *_ = judged(look(network.model, Unlabelled(images), network.head)).layers
+    return math.hypot(first.mean_shift, math.log(max(first.std_ratio, TINY)))
+
+
+def _pixels(images: Sequence[Tensor], steps: Preprocess | None) -> list[Tensor] | None:
+    """The images in [0, 1]; None where nothing says how they were made."""
+    if steps is not None:
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (steps.mean, steps.std))
+        return [image.cpu() * std + mean for image in images]
+    low, high = min(float(image.min()) for image in images), max(float(image.max()) for image in images)
+    if low < 0 or high > 255:
+        return None
+    return [image.cpu() / (1 if high <= 1 else 255) for image in images]
+
+
+def _scaled(pixels: Sequence[Tensor], scale: Scale, backwards: bool) -> list[Tensor]:
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale)
+    return [((picture.flip(0) if backwards else picture) - mean) / std for picture in pixels]

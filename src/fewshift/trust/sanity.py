@@ -1,0 +1,280 @@
+"""What looks wrong before a network is adapted: labels, classes, preprocessing, outputs.
+
+A check looks at what is known and returns cautions: values, no sentences (those are in `report/cautions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from fewshift.core.network import Network, like, logits_of
+from fewshift.core.support import MINIBATCH, Support, Target
+from fewshift.errors import FewshiftError
+from fewshift.images.preprocess import Preprocess
+from fewshift.models.cards import Card
+from fewshift.trust.at_home import LOOKED_AT, Homes, find_homes
+from fewshift.trust.held_out import predictions
+from fewshift.trust.permuted import Cycle, find_cycles
+
+UNEVEN = 3  # times as many images as the rarest class
+FEW = 5  # images: a class with more is not rare, however many others have
+NAMED = 10  # classes that an error names
+ASKED = 256  # unlabelled images that both networks predict, at most
+OFTEN = 3  # predictions of a class, from which on half as many is a loss and not chance
+
+
+class Kind(Enum):
+    """What looks wrong."""
+
+    PERMUTED = "permuted"
+    SWAPPED = "swapped"
+    UNEVEN = "uneven"
+    UNSEEN = "unseen"
+    PREPROCESSING = "preprocessing"
+    BORDERS = "borders"
+    CONTRADICTED = "contradicted"
+    PROBABILITIES = "probabilities"
+    CARD_KEY = "card key"
+    ASSUMED_ORDER = "assumed order"
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something that looks wrong, as facts. Which fields are filled depends on the kind."""
+
+    kind: Kind
+    classes: tuple[str, ...] = ()  # that it is about
+    counts: tuple[int, ...] = ()  # of images, one for each of these classes
+    pairs: tuple[tuple[str, str], ...] = ()  # a class and what it looks like; a key of the card and what it may mean
+    images: int = 0  # that were looked at
+    before: tuple[int, ...] = ()  # predictions of these classes by the source network (permuted: right as labelled)
+    after: tuple[int, ...] = ()  # by the adapted network (permuted: right as they look)
+    homes: Homes | None = None  # preprocessings that suit the network
+    sizes: tuple[int, int] | None = None  # pixels: of the resized image, of the crop
+
+    @property
+    def serious(self) -> bool:
+        """Whether it is a reason to hesitate; what was merely assumed is not."""
+        return self.kind is not Kind.ASSUMED_ORDER
+
+    @property
+    def forgotten(self) -> tuple[str, ...]:
+        """Classes without images that the adapted network predicts less than half as often as the source."""
+        rows = (
+            zip(self.classes, self.before, self.after, strict=True) if self.kind is Kind.UNSEEN and self.after else ()
+        )
+        return tuple(name for name, before, after in rows if before >= OFTEN and 2 * after < before)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before adaptation."""
+
+    network: Network
+    target: Target
+    card: Card
+    preprocess: Preprocess | None
+    named: bool  # something says in which order the outputs are
+    logits: Tensor | None  # the source network's answers to the support; None without image labels
+
+    @property
+    def labelled(self) -> tuple[Support, Tensor] | None:
+        """The support and the source network's answers; None without image labels."""
+        support = self.target.support
+        return None if support is None or self.logits is None else (support, self.logits)
+
+
+def source_answers(network: Network, target: Target) -> Tensor | None:
+    """The source network's logits for the support; None without image labels."""
+    support = target.support
+    if support is None or not support.kind.stratified or len(network.output) != 1:
+        return None
+    return predictions(network.model, support.checked(network.output)).double().cpu()
+
+
+def look_before(known: Known, *, refuse: bool = True) -> tuple[Caution, ...]:
+    """All cautions; labels in another order than the outputs are an error, unless `refuse` is false."""
+    cautions = tuple(caution for check in CHECKS for caution in check(known))
+    if refuse:
+        for caution in cautions:
+            if caution.kind is Kind.PERMUTED and 2 * caution.after[0] >= caution.images:
+                raise FewshiftError(_refusal(caution, known))
+    return cautions
+
+
+def _cycles(known: Known) -> Iterable[Caution]:
+    """Labels in another order than the network's outputs: two classes, or more."""
+    if known.labelled is None:
+        return
+    support, logits = known.labelled
+    labels = support.targets.cpu()
+    if not torch.isfinite(logits).all():
+        return
+    cycles = find_cycles(logits, labels)
+    for cycle in (cycle for cycle in cycles if len(cycle.classes) == 2):
+        yield _moved(Kind.SWAPPED, [cycle], support, cycle.as_labelled, cycle.as_moved, cycle.images)
+    longer = [cycle for cycle in cycles if len(cycle.classes) > 2]
+    if longer:
+        right = int((logits.argmax(1) == labels).sum())
+        gained = sum(cycle.as_moved - cycle.as_labelled for cycle in longer)
+        yield _moved(Kind.PERMUTED, longer, support, right, right + gained, len(labels))
+
+
+def _moved(kind: Kind, cycles: list[Cycle], support: Support, before: int, after: int, images: int) -> Caution:
+    moves = [move for cycle in cycles for move in cycle.moves if move[0] in support.counts]
+    pairs = tuple((_name(support, label), _name(support, like)) for label, like in moves)
+    return Caution(
+        kind, tuple(name for name, _ in pairs), pairs=pairs, images=images, before=(before,), after=(after,)
+    )  # fmt: skip
+
+
+def _uneven(known: Known) -> Iterable[Caution]:
+    """Some classes have many times the images of others."""
+    support = known.target.support
+    if support is None or not support.kind.stratified:
+        return
+    least, most = min(support.counts.values()), max(support.counts.values())
+    if most > UNEVEN * least and least <= FEW:
+        rows = sorted(support.counts.items(), key=lambda row: -row[1])
+        names = tuple(_name(support, label) for label, _ in rows)
+        yield Caution(Kind.UNEVEN, names, tuple(count for _, count in rows), images=len(support))
+
+
+def _unseen(known: Known) -> Iterable[Caution]:
+    """Classes without an image."""
+    support, classes = known.target.support, known.network.classes
+    if support is None or classes is None:
+        return
+    names = tuple(_name(support, label) for label in range(classes) if label not in support.counts)
+    if names:
+        yield Caution(Kind.UNSEEN, names)
+
+
+def _preprocessing(known: Known) -> Iterable[Caution]:
+    """The first layer sees what it never saw, and another preprocessing would put that right."""
+    support, unlabelled = known.target.support, known.target.unlabelled
+    if support is not None:
+        chosen = torch.linspace(0, len(support) - 1, min(LOOKED_AT, len(support))).round().long()
+        images = [support.images[at] for at in chosen.tolist()]
+        from_files = support.files is not None
+    elif unlabelled is not None:
+        images, from_files = list(unlabelled.batch(torch.arange(min(LOOKED_AT, len(unlabelled))))), False
+    else:
+        return
+    if images[0].ndim != 3:
+        return
+    raw = not from_files and all(image.min() >= 0 for image in images)  # tensors that nobody has normalised
+    homes = find_homes(known.network, images, None if raw else known.preprocess, known.card.preprocess)
+    if homes is not None:
+        yield Caution(Kind.PREPROCESSING, images=len(images), homes=homes)
+
+
+def step_cautions(steps: Preprocess | None, stored: Preprocess | None = None) -> Iterable[Caution]:
+    """A crop larger than the resized image; steps that differ from those `stored` with a delta."""
+    if steps is None:
+        return
+    if steps.resize is not None and steps.crop is not None and steps.resize < steps.crop:
+        yield Caution(Kind.BORDERS, sizes=(steps.resize, steps.crop))
+    if stored is not None and steps != stored:
+        now, then = steps.to_json(), stored.to_json()
+        pairs = tuple((f"{name} {now[name]}", str(then[name])) for name in now if now[name] != then[name])
+        yield Caution(Kind.CONTRADICTED, pairs=pairs)
+
+
+def _probabilities(known: Known) -> Iterable[Caution]:
+    """The outputs are probabilities where logits are wanted."""
+    logits = known.logits
+    if logits is None or logits.shape[1] < 2:
+        return
+    if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
+        yield Caution(Kind.PROBABILITIES, images=len(logits))
+
+
+def card_cautions(card: Card) -> Iterable[Caution]:
+    """Keys of the card that look like misspelt ones."""
+    if card.misspelt:
+        yield Caution(Kind.CARD_KEY, pairs=card.misspelt)
+
+
+def _assumed(known: Known) -> Iterable[Caution]:
+    """Nothing says in which order the outputs are, and names were taken in theirs."""
+    support = known.target.support
+    if support is None or support.classes is None or known.named:
+        return
+    if support.classes != tuple(map(str, range(len(support.classes)))):
+        yield Caution(Kind.ASSUMED_ORDER, support.classes)
+
+
+CHECKS: tuple[Callable[[Known], Iterable[Caution]], ...] = (
+    _cycles,
+    _uneven,
+    _unseen,
+    _preprocessing,
+    lambda known: step_cautions(known.preprocess),
+    _probabilities,
+    lambda known: card_cautions(known.card),
+    _assumed,
+)
+
+
+def _name(support: Support, label: int) -> str:
+    return support.classes[label] if support.classes and label < len(support.classes) else str(label)
+
+
+def _refusal(caution: Caution, known: Known) -> str:
+    names = None if known.target.support is None else known.target.support.classes
+    what = "output" if names is None else "the network's"
+    pairs = [f"'{label}' looks like {what} '{like}'" for label, like in caution.pairs[:NAMED]]
+    rest = len(caution.pairs) - NAMED
+    looks = ", ".join(pairs) + (f" and {rest} more" if rest > 0 else "")
+    return (
+        f"the labels do not fit the network's outputs: {looks}. It has {caution.before[0]} of {caution.images} images "
+        f"right as they are labelled, and {caution.after[0]} as they look: "
+        f"{_remedy(caution, names, known.named)}, or pass --no-check (check=False) if the labels are right"
+    )
+
+
+def _remedy(caution: Caution, names: tuple[str, ...] | None, named: bool) -> str:
+    if names is None:
+        return "correct the labels"
+    if named:
+        return "rename the folders"
+    order = {like: label for label, like in caution.pairs}
+    if set(order) != set(order.values()):  # a class without images looks like nothing
+        return "name the classes in the order of the outputs (--classes, classes=)"
+    return (
+        f"name the classes in the order of the outputs, --classes {','.join(order.get(name, name) for name in names)}"
+    )
+
+
+@torch.no_grad()
+def look_after(
+    cautions: tuple[Caution, ...], network: Network, adapted: nn.Module, target: Target
+) -> tuple[Caution, ...]:
+    """The cautions, with how often both networks predict the classes without an image among unlabelled ones.
+
+    The support cannot show it: there every such prediction is a mistake, and fewer of them are no loss.
+    """
+    support, unlabelled = target.support, target.unlabelled
+    if support is None or unlabelled is None or len(network.output) != 1:
+        return cautions
+    if all(caution.kind is not Kind.UNSEEN for caution in cautions):
+        return cautions
+    places = torch.linspace(0, len(unlabelled) - 1, min(ASKED, len(unlabelled))).round().long()
+    labels = [label for label in range(network.output[0]) if label not in support.counts]
+    tallies = [torch.zeros(network.output[0], dtype=torch.long) for _ in range(2)]
+    for part in places.split(MINIBATCH):
+        images = unlabelled.batch(part)
+        for tally, model in zip(tallies, (network.model, adapted), strict=True):
+            predicted = logits_of(model(like(model, images))).argmax(1).cpu()
+            tally += predicted.bincount(minlength=len(tally))
+    before, after = (tuple(tally[labels].tolist()) for tally in tallies)
+    counted = {"images": len(places), "before": before, "after": after}
+    return tuple(
+        replace(caution, **counted) if caution.kind is Kind.UNSEEN else caution for caution in cautions
+    )  # fmt: skip
