@@ -45,6 +45,16 @@ def test_an_argument_is_stronger_than_the_card(weights: Path) -> None:
     )
 
 
+def test_the_cards_classes_in_another_order_are_refused(weights: Path) -> None:
+    card(weights, arch=NAME, classes=list(SEVEN))
+    refused("output 0 is 'dog' there and 'person' here", None, weights, classes=SEVEN[::-1])
+
+
+def test_misspelt_keys_are_found_and_notes_are_left_alone(weights: Path) -> None:
+    card(weights, arch=NAME, class_names=list(SEVEN), resise=96, target="sketch", epochs=2, target_accuracy=56.3)
+    assert dict(known_card(models.load(None, weights)).misspelt) == {"class_names": "classes", "resise": "resize"}
+
+
 def test_without_name_and_card_the_user_is_asked_for_a_name(weights: Path) -> None:
     refused("no card beside its weights gives one: pass --model", None, weights)
     refused("pass --model", None)

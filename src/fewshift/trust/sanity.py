@@ -5,7 +5,7 @@ A check looks at what is known and returns cautions: values, no sentences (those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -202,9 +202,9 @@ def card_cautions(card: Card) -> Iterable[Caution]:
 
 
 def _assumed(known: Known) -> Iterable[Caution]:
-    """Nothing says in which order the outputs are, and names were taken in theirs."""
+    """Nothing says in which order the outputs are, and folders were taken in alphabetical order."""
     support = known.target.support
-    if support is None or support.classes is None or known.named:
+    if support is None or support.files is None or support.classes is None or known.named:
         return
     if support.classes != tuple(map(str, range(len(support.classes)))):
         yield Caution(Kind.ASSUMED_ORDER, support.classes)
@@ -266,15 +266,16 @@ def look_after(
     if all(caution.kind is not Kind.UNSEEN for caution in cautions):
         return cautions
     places = torch.linspace(0, len(unlabelled) - 1, min(ASKED, len(unlabelled))).round().long()
+    batches = [unlabelled.batch(part) for part in places.split(MINIBATCH)]
     labels = [label for label in range(network.output[0]) if label not in support.counts]
-    tallies = [torch.zeros(network.output[0], dtype=torch.long) for _ in range(2)]
-    for part in places.split(MINIBATCH):
-        images = unlabelled.batch(part)
-        for tally, model in zip(tallies, (network.model, adapted), strict=True):
-            predicted = logits_of(model(like(model, images))).argmax(1).cpu()
-            tally += predicted.bincount(minlength=len(tally))
-    before, after = (tuple(tally[labels].tolist()) for tally in tallies)
-    counted = {"images": len(places), "before": before, "after": after}
+    before, after = (_tally(model, batches, labels) for model in (network.model, adapted))
     return tuple(
-        replace(caution, **counted) if caution.kind is Kind.UNSEEN else caution for caution in cautions
-    )  # fmt: skip
+        replace(caution, images=len(places), before=before, after=after) if caution.kind is Kind.UNSEEN else caution
+        for caution in cautions
+    )
+
+
+def _tally(model: nn.Module, batches: Iterable[Tensor], labels: Sequence[int]) -> tuple[int, ...]:
+    """How often a network predicts each of these labels."""
+    predicted = torch.cat([logits_of(model(like(model, images))).argmax(1).cpu() for images in batches])
+    return tuple(int((predicted == label).sum()) for label in labels)
