@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress
-from fewshift.core._progress import told_to
+from fewshift.core._progress import Stage, plan, stage, told_to, watched_by
 from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
@@ -38,13 +38,13 @@ from fewshift.report.results import Adaptation, Inspection, layer_reports
 from fewshift.trust import comparison
 from fewshift.trust import learning_curve as curve
 from fewshift.trust.calibration import calibrate
-from fewshift.trust.choice import adapted_to, fit_chosen
+from fewshift.trust.choice import adapted_to, fit_chosen, stages_of
 from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.shift import shift
 
-__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]  # elsewhere
+__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to", "watched_by"]
 
 
 def adapt(
@@ -93,7 +93,7 @@ def adapt(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
             f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
         )
-    with told_to(progress):
+    with told_to(progress), plan(stages_of(chosen, validate, twice=drop_suspects)):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, shots=shots, head=head, seed=seed, device=device,
@@ -111,7 +111,7 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
     """Fit, gather the evidence, calibrate and decide."""
     began = time.perf_counter()
     network, target = opened.network, opened.target
-    fitted, choice = fit_chosen(network, target, method, seed)
+    fitted, choice = stage("fitting")(fit_chosen)(network, target, method, seed)
     evidence = gather(network, target, method, fitted, choice, judges, seed)
     # of several candidates, the temperature is that of the one that was taken
     held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
@@ -296,7 +296,7 @@ def predict(
         raise FewshiftError(
             f"how the {type(model).__name__} wants its images is not known: pass preprocess=fewshift.Preprocess(...)"
         )
-    with told_to(progress):
+    with told_to(progress), plan([Stage("images", 1)]):
         return predict_files(networks, images, steps, names, out=out, **options)
 
 

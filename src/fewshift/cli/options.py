@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from fewshift.cli.console import leaks_on_stderr, progress_bar
+from fewshift.cli.console import leaks_on_stderr, progress_bar, running, use_threads
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -81,11 +81,16 @@ class NetworkOptions(NamedNetwork):
     crop: Annotated[int | None, typer.Option(help="Centre crop, in pixels.")] = None
     mean: Annotated[str | None, typer.Option(help="Per channel, such as 0.485,0.456,0.406.")] = None
     std: Annotated[str | None, typer.Option(help="Per channel.")] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads to compute with; as many as there are cores by default.")
+    ] = None
 
     def load(self, delta: Path | None = None) -> nn.Module:
         """The network, with what its card says; class names that are not given are those of a delta."""
         import fewshift
 
+        if self.threads is not None:
+            use_threads(self.threads)
         names = self.names
         if names is None and delta is not None:
             names = fewshift.Delta.load(delta).classes
@@ -156,6 +161,7 @@ def command(name: str | None = None) -> Callable[[Callable[..., None]], Callable
 
         @functools.wraps(function)
         def run(**values: Any) -> None:
+            running.set(function.__name__)
             for key, group in groups.items():
                 values[key] = group(**{field.name: values.pop(field.name) for field in fields(group)})
             function(**values)
