@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from fewshift.core.method import Method
     from fewshift.core.network import Network
     from fewshift.core.support import Support, Target, draw_support
-    from fewshift.deploy.bulk import ImagePredictions, PixelPredictions
+    from fewshift.deploy.class_table import ImagePredictions
+    from fewshift.deploy.pixels import PixelPredictions
     from fewshift.errors import FewshiftError
     from fewshift.images.preprocess import Preprocess
     from fewshift.methods.adabn import AdaBN
@@ -58,7 +59,8 @@ _NAMES = {
     "core.method": "Method",
     "core.network": "Network",
     "core.support": "Support Target draw_support",
-    "deploy.bulk": "ImagePredictions PixelPredictions",
+    "deploy.class_table": "ImagePredictions",
+    "deploy.pixels": "PixelPredictions",
     "errors": "FewshiftError",
     "images.preprocess": "Preprocess",
     "methods.adabn": "AdaBN",

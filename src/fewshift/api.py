@@ -6,20 +6,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._progress import Progress, told_to
+from fewshift.core._progress import Progress, Stage, plan, stage, told_to, watched_by
 from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network, list_layers
 from fewshift.core.support import Support
-from fewshift.deploy.bulk import Files, ImagePredictions, PixelPredictions, predict_files
+from fewshift.deploy.bulk import PredictOptions, predict_files
+from fewshift.deploy.class_table import ImagePredictions
+from fewshift.deploy.listing import Files
 from fewshift.deploy.merged import write_merged
+from fewshift.deploy.pixels import PixelPredictions
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_labelled
 from fewshift.images.preprocess import Preprocess
@@ -33,14 +36,14 @@ from fewshift.report.results import Adaptation, Inspection, layer_reports
 from fewshift.trust import comparison
 from fewshift.trust import learning_curve as curve
 from fewshift.trust.calibration import calibrate
-from fewshift.trust.choice import adapted_to, fit_chosen
+from fewshift.trust.choice import adapted_to, fit_chosen, stages_of
 from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.sanity import look_after
 from fewshift.trust.shift import shift
 
-__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]  # elsewhere
+__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to", "watched_by"]
 
 
 def adapt(
@@ -91,7 +94,7 @@ def adapt(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
             f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
         )
-    with told_to(progress):
+    with told_to(progress), plan(stages_of(chosen, validate, twice=drop_suspects)):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, shots=shots, head=head, seed=seed, device=device,
@@ -109,7 +112,7 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
     """Fit, gather the evidence, calibrate and decide."""
     began = time.perf_counter()
     network, target = opened.network, opened.target
-    fitted, choice = fit_chosen(network, target, method, seed)
+    fitted, choice = stage("fitting")(fit_chosen)(network, target, method, seed)
     evidence = gather(network, target, method, fitted, choice, judges, seed)
     # of several candidates, the temperature is that of the one that was taken
     held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
@@ -271,35 +274,32 @@ def predict(
     images: Files,
     *,
     delta: Delta | str | Path | None = None,
-    out: str | Path | None = None,
+    out: str | Path | TextIO | None = None,
     preprocess: Preprocess | None = None,
     classes: Sequence[str] | None = None,
-    window: Size | None = None,
-    stride: Size | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    batch_size: int = 32,
     progress: Progress = None,
+    **options: Unpack[PredictOptions],
 ) -> ImagePredictions | PixelPredictions:
     """Predict image files: a class and its probability for each, or a class for every pixel.
 
-    `images` is a folder, a file, or a list of files. `delta`, an adaptation or its file, is applied to a copy of
-    `model` first. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's
-    card. A network with one output per image gives a table, `out` is its CSV file. A network that labels pixels writes
-    label maps and overlays into the folder `out`; `window` and `stride`, in preprocessed pixels, let it see large
-    images in parts. `resume` skips images that the same network labelled there before, `overwrite` replaces them.
+    `images` is a folder, a file, a pattern ("photos/*.jpg"), a list of files ("@files.txt"), "-" for one on standard
+    input, or several of these. `delta`, an adaptation or its file, is applied to a copy of `model` first. `preprocess`
+    and `classes` come from the arguments, else from the delta, else from the network's card. A network with one output
+    per image gives a table, `out` is its CSV file: rows are written as they come. A network that labels pixels writes
+    label maps and overlays into the folder `out`; `window=` and `stride=`, in preprocessed pixels, let it see large
+    images in parts. Images that cannot be read are in `broken` of the result; `strict=True` stops at the first.
+
+    `resume=True` skips images that the same run has predicted there, `overwrite=True` replaces them. `top=3` adds the
+    next classes, `all_probabilities=True` those of all, `with_source=True` what the network says without the delta.
+    `batch_size=32`, `workers=0` (processes that read images) and `device=None` change the speed alone.
     """
     networks, steps, names = open_networks(model, delta, preprocess, classes)
     if steps is None:
         raise FewshiftError(
             f"how the {type(model).__name__} wants its images is not known: pass preprocess=fewshift.Preprocess(...)"
         )
-    *_, network = networks.values()
-    with told_to(progress):
-        return predict_files(
-            network, images, steps, names, out=out, window=window, stride=stride, resume=resume, overwrite=overwrite,
-            batch_size=batch_size,
-        )  # fmt: skip
+    with told_to(progress), plan([Stage("images", 1)]):
+        return predict_files(networks, images, steps, names, out=out, **options)
 
 
 def evaluate(

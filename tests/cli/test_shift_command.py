@@ -1,4 +1,4 @@
-"""`fewshift shift`: a verdict, a table, or JSON; information, so the exit code is 0 whatever it says."""
+"""`fewshift shift`: a verdict, what it means, a table, or JSON; the exit code is 0 unless an alarm is to fail."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def test_the_verdict_comes_first_and_then_the_layers(run, place):
     assert done.code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == prose.shift(expected)
+    assert "not that predictions are" in lines[1]
     rows = [line.split() for line in lines if line.strip().startswith("bn")]
     assert [row[0] for row in rows] == [layer.name for layer in expected.ranked]
     assert [row[1] for row in rows] == [f"{layer.score:.2f}" for layer in expected.ranked]
@@ -36,6 +37,7 @@ def test_json_is_what_the_function_returns(run, place):
     expected = fewshift.shift(small_network(), place / "photos", preprocess=STEPS)
     numbers = json.loads(done.stdout)
     assert numbers.pop("words") == prose.shift(expected)
+    assert "not that predictions are" in numbers.pop("meaning")
     assert numbers == json.loads(json.dumps(expected.to_json()))
 
 
@@ -45,6 +47,24 @@ def test_the_exit_code_is_0_with_an_alarm_and_without(run, place):
     assert (alarm.code, json.loads(alarm.stdout)["shifted"]) == (0, True)
     silence = run("shift", *network_options(place), photos / "ant", "--source", photos / "ant", "--json")
     assert (silence.code, json.loads(silence.stdout)["shifted"]) == (0, False)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_alarm_can_be_an_exit_code(run, place, form):
+    photos = place / "photos"
+    assert run("shift", *network_options(place), photos, "--fail-on-alarm", *form).code == 4
+    same = [photos / "ant", "--source", photos / "ant"]
+    assert run("shift", *network_options(place), *same, "--fail-on-alarm", *form).code == 0
+
+
+def test_an_alarm_and_silence_say_what_they_do_not_mean(run, place):
+    photos = place / "photos"
+    alarm = run("shift", *network_options(place), photos).stdout
+    assert "not that predictions are wrong" in alarm
+    silence = run("shift", *network_options(place), photos / "ant", "--source", photos / "ant").stdout
+    assert "not that predictions are right" in silence
+    assert "fewshift evaluate" in alarm
+    assert "fewshift evaluate" in silence
 
 
 def test_one_image_is_looked_at_too(run, place):

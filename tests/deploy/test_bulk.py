@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import fewshift
-from fewshift.deploy import bulk
+from fewshift.deploy import pixels
 from fewshift.images.scenes import scene_folder
 from fewshift.models.cards import Card, with_card
 from tests.helpers.labeller import CLASSES, STEPS, coarse, forward, labeller, paint, read, snapshot
@@ -91,7 +91,11 @@ def test_the_table_is_written_and_some_files_are_enough(photos: Path, tmp_path: 
     ("options", "facts"),
     [
         ({"window": 4}, "one output per image.*window"),
-        ({"resume": True}, "table is always written anew"),
+        ({"top": 4}, "top=4 of 3 classes: give 1 to 3"),
+        ({"with_source": True}, "with_source.*pass a delta"),
+        ({"workers": -1}, "workers=-1"),
+        ({"device": "abacus"}, "device abacus cannot be used"),
+        ({"as_json": True, "resume": True}, "JSON .*cannot be resumed"),
         ({"classes": ["a", "b"]}, "2 class names .*3 outputs"),
         ({"out": Path("nowhere/at/all.csv")}, r"cannot write .*all\.csv"),
     ],
@@ -172,7 +176,7 @@ def test_an_image_with_one_output_does_not_make_a_classifier(tmp_path: Path, net
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(scenes: Path, tmp_path: Path, monkeypatch: Any) -> None:
     expected = label(scenes, tmp_path / "whole")
-    real, calls = bulk.label_map, []
+    real, calls = pixels.label_map, []
 
     def stopping(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -180,7 +184,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(scenes: Path, tmp_path: Pat
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(bulk, "label_map", stopping)
+    monkeypatch.setattr(pixels, "label_map", stopping)
     with pytest.raises(KeyboardInterrupt):
         label(scenes, tmp_path / "parts")
     assert len(list((tmp_path / "parts/labels").iterdir())) == 3
@@ -221,6 +225,8 @@ def test_an_image_that_cannot_be_read_is_listed_and_the_rest_is_done(scenes: Pat
     result = label(scenes, tmp_path / "out")
     assert [(row.file, "is damaged" in row.error) for row in result.broken] == [(file, True)]
     assert len(result.images) == 3
+    with pytest.raises(fewshift.FewshiftError, match=r"0\.png is damaged"):
+        label(scenes, tmp_path / "strict", strict=True)
     file.write_bytes(good)
     assert len(label(scenes, tmp_path / "out", resume=True).images) == 4
 
@@ -236,6 +242,7 @@ def test_an_image_that_cannot_be_read_is_listed_and_the_rest_is_done(scenes: Pat
         ("more/images", "scenes", {"resume": True}, "is not by this network"),
         ("scenes", "out", {"window": 4, "stride": 5}, "leaves gaps"),
         ("scenes", "out", {"stride": 5}, "without a window"),
+        ("scenes", "out", {"top": 2}, "labels every pixel: leave out --top"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(

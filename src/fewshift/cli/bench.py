@@ -38,7 +38,7 @@ def bench(
     from fewshift.lab.bench.runs import run_grids
 
     so_far = (0, 0)
-    with progress_bar() as bar:
+    with progress_bar(counting=True) as bar:
         tell = bar if sys.stderr.isatty() else Lines()
 
         def show(done: int, total: int, failed: int) -> None:

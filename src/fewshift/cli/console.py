@@ -6,16 +6,36 @@ import difflib
 import json
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
 from fewshift.errors import FewshiftError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DOING = {
+    "adapt": "adapting",
+    "predict": "predicting",
+    "evaluate": "evaluating",
+    "compare": "comparing",
+    "shift": "measuring the shift",
+    "learning_curve": "measuring the learning curve",
+    "demo": "adapting",
+    "train": "training",
+    "bench": "running cells",
+}
+running: ContextVar[str] = ContextVar("fewshift_command", default="")  # the name of the command
+LINE_EVERY = 5.0  # seconds, where stderr is no terminal
+ENOUGH_DONE = 0.01  # of the work, to say how long the rest takes
 
 
 class MisuseError(FewshiftError):
@@ -78,28 +98,108 @@ class Tell(Protocol):
         """`done` of `total`; a note stands beside the name."""
 
 
+class Remaining:
+    """How much of a command is done, and how long the rest takes if it goes on at the same pace."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._told = self._done = self._then = 0.0
+
+    def __call__(self, share: tuple[float, float]) -> None:
+        """Hear how much is done, and how much will be after the step at hand."""
+        self._told = self._clock()
+        if self._began is None:
+            self._began = self._told
+        self._done, self._then = share
+
+    @property
+    def share(self) -> float:
+        """The share that is done; within a step, what its pace so far makes likely, but no more than the step."""
+        if self._began is None or self._told == self._began:
+            return self._done
+        pace = self._done / (self._told - self._began)
+        return min(self._done + pace * (self._clock() - self._told), self._then)
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that is left; None while too little is done to tell."""
+        share = self.share
+        if self._began is None or share < ENOUGH_DONE:
+            return None
+        return (self._clock() - self._began) * (1 - share) / share
+
+    def __str__(self) -> str:
+        seconds = self.seconds
+        left = "time left not known yet" if seconds is None else f"about {_duration(seconds)} left"
+        return f"{int(100 * self.share)} %, {left}"
+
+
 @contextmanager
-def progress_bar() -> Iterator[Tell]:
-    """Bars on stderr for work that takes more than a moment; where it is no terminal, a line now and then."""
+def progress_bar(*, counting: bool = False) -> Iterator[Tell]:
+    """One bar on stderr for the whole command; where it is no terminal, a line every few seconds.
+
+    With `counting`, the command itself tells how many steps are done; otherwise stages do, as they are planned.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fewshift.api import told_to
+    from fewshift.api import told_to, watched_by
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
+    doing, console, remaining = DOING.get(running.get(), "working"), Console(stderr=True), Remaining()
+    stage = ""
 
-        def tell(what: str, done: int, total: int, note: str = "") -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total, description=f"{what}, {note}" if note else what)
-            if done >= total:
-                bar.remove_task(tasks.pop(what))
+    def hear(what: str, done: int, total: int, note: str = "") -> None:
+        nonlocal stage
+        stage = note or f"{what}, {done} of {total}"
+        if counting:
+            remaining((done / total, (done + 1) / total))
 
-        with told_to(tell):
-            yield tell
+    def ignore(what: str, done: int, total: int) -> None:
+        pass
+
+    watching = nullcontext() if counting else watched_by(remaining)
+    bar = _bar(console, doing, remaining, lambda: stage) if console.is_terminal else _lines(doing, remaining, counting)
+    with bar, watching, told_to(ignore if counting else hear):
+        yield hear
+
+
+@contextmanager
+def _bar(console: Console, doing: str, remaining: Remaining, stage: Callable[[], str]) -> Iterator[None]:
+    """A bar that is drawn anew several times a second, and disappears at the end."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task
+    from rich.text import Text
+
+    class Words(ProgressColumn):
+        max_refresh = None
+
+        def render(self, task: Task) -> Text:
+            task.completed = remaining.share
+            return Text(f"{remaining}  {stage()}")
+
+    with Progress("{task.description}", BarColumn(), Words(), console=console, transient=True, expand=False) as bar:
+        bar.add_task(doing, total=1.0)
+        yield
+
+
+@contextmanager
+def _lines(doing: str, remaining: Remaining, quiet: bool) -> Iterator[None]:
+    """A line every few seconds."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(LINE_EVERY):
+            typer.echo(f"{doing}: {remaining}", err=True)
+
+    if quiet:
+        yield
+        return
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Lines:
@@ -120,14 +220,10 @@ class Lines:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min"
-        if minutes
-        else "less than a minute"
-    )
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -184,11 +280,16 @@ def print_written(files: Mapping[str, Path | None]) -> None:
             typer.echo(f"{what}: {file} ({file.stat().st_size:,} bytes)")
 
 
-def one_thread() -> None:
-    """Small networks on small images are fastest on one thread."""
+def use_threads(count: int) -> None:
+    """Let PyTorch compute with so many threads."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
+
+
+def one_thread() -> None:
+    """Small networks on small images are fastest on one thread."""
+    use_threads(1)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
-from fewshift.cli.console import MisuseError, progress_bar, refuse_missing, warnings_on_stderr
+from fewshift.cli.console import MisuseError, progress_bar, refuse_missing, running, use_threads, warnings_on_stderr
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -167,11 +167,16 @@ class NetworkOptions(NamedNetwork):
     crop: Annotated[int | None, typer.Option(help="Centre crop, in pixels.")] = None
     mean: Annotated[str | None, typer.Option(metavar="R,G,B", help="Per channel, such as 0.485,0.456,0.406.")] = None
     std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Per channel, such as 0.229,0.224,0.225.")] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads to compute with; as many as there are cores by default.")
+    ] = None
 
     def load(self, delta: Path | None = None) -> nn.Module:
         """The network, with what its card says; class names that are not given are those of a delta."""
         import fewshift
 
+        if self.threads is not None:
+            use_threads(self.threads)
         names = self.names
         if names is None and delta is not None:
             names = fewshift.Delta.load(delta).classes
@@ -263,6 +268,7 @@ def command(
         @functools.wraps(function)
         def run(**values: Any) -> None:
             _refuse_missing_inputs(values)
+            running.set(function.__name__)
             for key, group in groups.items():
                 values[key] = group(**{field.name: values.pop(field.name) for field in fields(group)})
             function(**values)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import MisuseError, print_json, print_table, refuse_overwriting
+from fewshift.cli.console import print_json, print_table, refuse_overwriting
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
     from fewshift import ImagePredictions, PixelPredictions
+
+SOME_UNREADABLE = 5  # the exit code when images were left out
+INTERRUPTED = 130
 
 
 @command(
@@ -25,48 +29,92 @@ if TYPE_CHECKING:
     """
 )
 def predict(
-    images: Annotated[Path, typer.Argument(help="A folder of images (or one image).")],
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders, images, patterns ('photos/*.jpg'), @files.txt with one path in each line, or - for such a "
+            "list on standard input."
+        ),
+    ],
     network: NetworkOptions,
     delta: DeltaFile = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the CSV here instead of stdout; with pixel labels, a new folder.")
+        Path | None,
+        typer.Option(help="Write the CSV here instead of stdout, row by row; with pixel labels, a new folder."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="With pixel labels: replace the label maps that are in --out.")
+        bool, typer.Option("--overwrite", help="Replace the rows of a stopped run, or the label maps in --out.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="With pixel labels: leave out images that this network has labelled there.")
+        bool, typer.Option("--resume", help="Go on: leave out images that this network has predicted in --out.")
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="So many classes for each image, the most probable first.")] = 1,
+    all_probabilities: Annotated[
+        bool, typer.Option("--all-probabilities", help="A column with the probability of each class.")
+    ] = False,
+    with_source: Annotated[
+        bool, typer.Option("--with-source", help="What the network says without --delta too; takes twice as long.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images that go through the network together.")] = 32,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images while the network works.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Where to compute, such as cuda; the CPU by default.")] = None,
     window: Window = None,
     stride: Stride = None,
     as_json: Json = False,
 ) -> None:
-    """Predict a class and its probability for every image, as CSV; or a class for every pixel, as images."""
+    """Predict a class and its probability for every image, as CSV; or a class for every pixel, as images.
+
+    Images that cannot be read are left out and named at the end. Exit code 5: there were some; 130: interrupted, what
+    was written stays, and --resume goes on.
+    """
     import fewshift
 
-    refuse_overwriting([out], [*network.files, delta, images])
-    if out is not None and out.is_file() and images.is_dir() and out.resolve().is_relative_to(images.resolve()):
-        raise MisuseError(f"{out} lies among the images: choose another --out")
-    with network.opened(delta) as (model, arguments):
+    _check_out(out, images, [*network.files, delta])
+    streamed = sys.stdout if out is None and not as_json else out
+    with network.opened(delta) as (model, arguments), _interruptible(out):
         result = fewshift.predict(
-            model, images, delta=delta, out=out, **arguments, window=window, stride=stride, resume=resume,
-            overwrite=overwrite,
+            model, images[0] if len(images) == 1 else images, delta=delta, out=streamed, **arguments, window=window,
+            stride=stride, resume=resume, overwrite=overwrite, strict=strict, top=top, workers=workers, device=device,
+            all_probabilities=all_probabilities, with_source=with_source, batch_size=batch_size, as_json=as_json,
         )  # fmt: skip
     if isinstance(result, fewshift.ImagePredictions):
         _print_classes(result, out, as_json)
     else:
         _print_pixels(result, as_json)
+    _print_unreadable(result)
+
+
+def _check_out(out: Path | None, images: Sequence[str], read: Sequence[Path | None]) -> None:
+    """One sentence when the table would be written over something that is read."""
+    places = [Path(word.removeprefix("@")) for word in images]
+    refuse_overwriting([out], [*read, *places])
+    if out is not None and out.is_file():
+        for folder in (place for place in places if place.is_dir()):
+            if out.resolve().is_relative_to(folder.resolve()):
+                raise FewshiftError(f"{out} lies among the images: choose another --out")
+
+
+@contextmanager
+def _interruptible(out: Path | None) -> Iterator[None]:
+    """Within the block, Ctrl-C ends the command in one sentence; what was written stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        rest = "" if out is None else f": what was predicted is in {out}, and --resume goes on"
+        typer.echo(f"interrupted{rest}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _print_classes(result: ImagePredictions, out: Path | None, as_json: bool) -> None:
     from fewshift.report.prose import counted
 
     if out is None:
-        sys.stdout.write(json.dumps(result.to_json(), indent=1) + "\n" if as_json else result.to_csv())
+        if as_json:
+            print_json(result.to_json())
         return
-    if as_json:
-        result.save_json(out)
-    typer.echo(f"{counted(len(result.rows), 'prediction')}: {out}")
+    earlier = f", {result.earlier:,} were there" if result.earlier else ""
+    typer.echo(f"{counted(len(result.rows), 'prediction')}{earlier}: {out}")
 
 
 def _print_pixels(result: PixelPredictions, as_json: bool) -> None:
@@ -76,14 +124,21 @@ def _print_pixels(result: PixelPredictions, as_json: bool) -> None:
         typer.echo(f"the crop to {result.crop} pixels is left out: every pixel of an image gets a label", err=True)
     if as_json:
         print_json(result.to_json())
-    else:
-        total = sum(result.pixels.values())
-        rows = [[name, f"{count:,}", f"{100 * count / total:.1f}"] for name, count in result.pixels.items() if count]
-        print_table(f"{counted(len(result.images), 'image')} labelled", ["class", "pixels", "%"], rows)
-        typer.echo(f"label maps: {result.folder / 'labels'}, to look at: {result.folder / 'overlays'}")
-    if result.broken:
-        images = counted(len(result.images) + len(result.broken), "image")
-        raise FewshiftError(
-            f"{len(result.broken)} of {images} could not be labelled, the first because {result.broken[0].error}, "
-            "then pass --resume"
-        )
+        return
+    total = sum(result.pixels.values())
+    rows = [[name, f"{count:,}", f"{100 * count / total:.1f}"] for name, count in result.pixels.items() if count]
+    print_table(f"{counted(len(result.images), 'image')} labelled", ["class", "pixels", "%"], rows)
+    typer.echo(f"label maps: {result.folder / 'labels'}, to look at: {result.folder / 'overlays'}")
+
+
+def _print_unreadable(result: ImagePredictions | PixelPredictions) -> None:
+    """Name the images that were left out, and end with an exit code of their own."""
+    from fewshift.report.prose import counted
+
+    if not result.broken:
+        return
+    typer.echo(f"{counted(len(result.broken), 'image')} of {result.asked:,} left out:", err=True)
+    for image in result.broken:
+        typer.echo(f"  {image.error}", err=True)
+    typer.echo(f"exit code {SOME_UNREADABLE}: the others are done; --resume adds these once they are mended", err=True)
+    raise typer.Exit(SOME_UNREADABLE)

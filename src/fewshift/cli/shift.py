@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fewshift.cli.console import print_json, print_table, progress_bar
 from fewshift.cli.options import Head, Json, NetworkOptions, command
 
+if TYPE_CHECKING:
+    from fewshift import Shift
+
 TOP = 10  # layers that the table has
+ALARM = 4  # the exit code of --fail-on-alarm
 
 
 @command(
@@ -26,10 +30,16 @@ def shift(
         Path | None, typer.Option(help="Images known to be like those of training, to compare with; not needed.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every layer, not only the strongest.")] = False,
+    fail_on_alarm: Annotated[
+        bool, typer.Option("--fail-on-alarm", help=f"End with exit code {ALARM} if the images differ: for cron.")
+    ] = False,
     head: Head = None,
     as_json: Json = False,
 ) -> None:
-    """Whether images differ from what a network was trained on, layer by layer, without labels."""
+    """Whether images differ from what a network was trained on, layer by layer, without labels.
+
+    An alarm says that the images as a whole look unlike those of training. It does not say that predictions are wrong.
+    """
     import fewshift
     from fewshift.report import prose
 
@@ -38,9 +48,18 @@ def shift(
         steps = network.steps_of(model)
         shift = fewshift.shift(model, images, source=source, preprocess=steps, head=head, progress=tell)
     if as_json:
-        print_json(shift.to_json() | {"words": prose.shift(shift)})
-        return
+        print_json(shift.to_json() | {"words": prose.shift(shift), "meaning": prose.shift_meaning(shift)})
+    else:
+        _print(shift, everything)
+    if fail_on_alarm and shift.shifted:
+        raise typer.Exit(ALARM)
+
+
+def _print(shift: Shift, everything: bool) -> None:
+    from fewshift.report import prose
+
     typer.echo(prose.shift(shift))
+    typer.echo(prose.shift_meaning(shift))
     shown = shift.ranked if everything else shift.ranked[:TOP]
     print_table(
         "layers, the strongest shift first" if everything else f"the {len(shown)} layers with the strongest shift",

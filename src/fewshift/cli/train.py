@@ -93,7 +93,7 @@ def train(
     checkpoint = training.checkpoint
     check_outputs([checkpoint.file, checkpoint.card], [Path(weights)])
     _print_beginning(training, weights)
-    with progress_bar() as bar:
+    with progress_bar(counting=True) as bar:
         try:
             card = training.run(
                 _Steps(bar if sys.stderr.isatty() else Lines()),

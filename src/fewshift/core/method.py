@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fewshift.core._progress import Stage
 from fewshift.core.network import Network
 from fewshift.core.settings import Settings
-from fewshift.core.support import Target
+from fewshift.core.support import Support, Target
 
 
 class Needs(Enum):
@@ -51,6 +52,11 @@ class Method(Settings, abc.ABC):
     def plain(self) -> bool:
         """Whether the predictor is the source network with other weights, which a delta can carry."""
         return self.returns == "plain network"
+
+    @property
+    def cost(self) -> float:
+        """How long a fit takes, roughly, in passes over the support: three for each epoch of gradient steps."""
+        return 1.0 + 3.0 * getattr(self, "epochs", 0)
 
     def adapt(self, network: nn.Module | Network, target: Target, seed: int = 0) -> nn.Module:
         """The predictor: images in, logits out. The given network stays as it is, bit for bit."""
@@ -94,6 +100,10 @@ class Composite(Method):
     def allows(self, proposal: Proposal) -> bool:
         """Whether the settings let this candidate be chosen."""
         return True
+
+    def stages(self, support: Support) -> list[Stage]:
+        """What is done one after the other, and what each costs relative to the others; none if that is not known."""
+        return []
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """The preferred candidate: without held-out images there is nothing to choose by."""

@@ -9,9 +9,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fewshift.core._progress import Stage
 from fewshift.core.method import Composite, Needs, Proposal, Proposals
 from fewshift.core.network import Network
-from fewshift.core.support import Target
+from fewshift.core.support import FOLDS, Support, Target
+from fewshift.methods._blending import GRID
 from fewshift.methods._refining import Steps
 from fewshift.methods.blend import Blend, BlendAll, fitted, refined
 
@@ -54,6 +56,16 @@ class Auto(Composite):
     def allows(self, proposal: Proposal) -> bool:
         """Whether the delta may be as large as that."""
         return self.size == "any" or proposal.small
+
+    @property
+    def cost(self) -> float:
+        """The statistics are read about three times for each v, and the last layers trained once for each fold."""
+        return 3.0 * (len(GRID) + FOLDS * self.epochs)
+
+    def stages(self, support: Support) -> list[Stage]:
+        """An epoch without a fold takes about as long as the statistics under one v."""
+        last = FOLDS * self.epochs if support.shots > 1 else 0
+        return [Stage("statistics", len(GRID)), Stage("last layers", last), Stage("candidates", 1)]
 
     def proposals(self, network: Network, target: Target, seed: int) -> Proposals:
         """The blend, and what this support can teach on top of it."""

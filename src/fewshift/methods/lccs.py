@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fewshift.core import _progress as progress
 from fewshift.core.heads import nearest_centroid_head, train_head
 from fewshift.core.loop import fit
 from fewshift.core.losses import Loss, mean_entropy
@@ -132,9 +133,14 @@ class LCCS(Method):
         refuse_unadaptable(network)
         network, working, support = self._prepare(network, support.checked(network.output))
         loss = mean_entropy if self.objective == "entropy" else target.cost
-        start = self._initialise(working, support, loss, seed)
-        spans = self._span(working, support, start)
-        learned = self._learn(working, spans, support, start.blend, loss, seed)
+        tries = self.grid if self.init == "grid" else self.grid * len(network.layers) if self.init == "greedy" else 0
+        # a step needs the way back too
+        with progress.plan([("initialising", tries), ("learning", 3 * self.epochs)]):
+            with progress.stage("initialising"):
+                start = self._initialise(working, support, loss, seed)
+            with progress.stage("learning"):
+                spans = self._span(working, support, start)
+                learned = self._learn(working, spans, support, start.blend, loss, seed)
         return Stages(network, working, support, target.cost, seed, start, spans, learned)
 
     def with_classifier(self, stages: Stages, kind: str) -> Fitted:

@@ -41,15 +41,23 @@ class LPFT(FineTuning):
         super().check()
         self.at_least(folds=2)
 
+    @property
+    def cost(self) -> float:
+        """Once for each fold, and once for all; training a head costs little beside."""
+        return 3.0 * self.epochs * (self.folds + 1)
+
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Choose the epochs inside the support, then run both stages on all of it."""
         network, support = prepare(network, target, self.name)
         network.need_head(self.name)
         parts = self._folds(support, seed)
-        probe_epochs, probe_curve = self._choose_probe(network, support, target, parts, seed)
-        epochs, curve = self._choose_tune(network, support, target, parts, probe_epochs, seed)
-        probed = self._probe(network, support, target, probe_epochs, seed)
-        fitted = self._tune(probed, support, target, epochs, seed)
+        stages = [("probing, cross-validated", 0.5), ("fine-tuning, cross-validated", len(parts)), ("training", 1)]
+        with progress.plan(stages):
+            probe_epochs, probe_curve = self._choose_probe(network, support, target, parts, seed)
+            epochs, curve = self._choose_tune(network, support, target, parts, probe_epochs, seed)
+            with progress.stage("training"):
+                probed = self._probe(network, support, target, probe_epochs, seed)
+                fitted = self._tune(probed, support, target, epochs, seed)
         notes = {
             "probe_epochs": probe_epochs,
             "probe_held_out_loss": probe_curve,

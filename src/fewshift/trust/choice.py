@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
+from fewshift.core._progress import Stage
 from fewshift.core.method import Composite, Fitted, Method, Proposals
 from fewshift.core.network import Network
-from fewshift.core.support import Support, Target
+from fewshift.core.support import FOLDS, Support, Target
 from fewshift.errors import DivergedError
 from fewshift.trust.gain import by_image, standard_error
 from fewshift.trust.held_out import HeldOut, answered, answers, asked
 from fewshift.trust.suspects import suspected
+
+USUAL_SUPPORT = 30  # images, where a guess is needed
 
 MOST_SUSPECTED = 0.3  # of the labels: with more, only what needs them least is taken
 
@@ -79,13 +83,28 @@ def choose(answers: Mapping[str, HeldOut], rows: Tensor | None = None) -> str:
     return best if float(change.mean()) < -standard_error(change) else first
 
 
+def stages_of(method: Method, validate: Any, *, twice: bool) -> list[Stage]:
+    """Fitting a method and judging it, by what they cost relative to each other; `twice` if all is done again."""
+    others = {"cv": FOLDS - 1, "loo": USUAL_SUPPORT}.get(validate, 0) if isinstance(validate, str) else 0
+    if isinstance(method, Composite) and validate == "cv":  # held out while it is fitted
+        others = 0
+    return [Stage("fitting", 1), Stage("cross-validation", others), Stage("judging", 0.05)] * (2 if twice else 1)
+
+
 def fit_chosen(network: nn.Module | Network, target: Target, method: Method, seed: int) -> tuple[Fitted, Choice | None]:
     """Fit a method; of a composite one, the candidate that held-out images choose."""
     if not isinstance(method, Composite):
         return method.fit(network, target, seed), None
     network = Network.of(network, target.some_images(method.name, "support images"))
     support = target.need_support(method.name).checked(network.output)
-    proposals = method.proposals(network, replace(target, support=support), seed)
+    with progress.plan(method.stages(support)):
+        return _chosen(network, replace(target, support=support), support, method, seed)
+
+
+def _chosen(
+    network: Network, target: Target, support: Support, method: Composite, seed: int
+) -> tuple[Fitted, Choice | None]:
+    proposals = method.proposals(network, target, seed)
     candidates = {candidate.name: candidate for candidate in proposals.candidates}
     allowed = [name for name, candidate in candidates.items() if method.allows(candidate)]
     if not proposals.folds:

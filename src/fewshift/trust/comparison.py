@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fewshift.core import _progress as progress
-from fewshift.core.method import Method, Needs
+from fewshift.core.method import Composite, Method, Needs
 from fewshift.core.network import Network
 from fewshift.core.support import FOLDS, Support, Target
 from fewshift.errors import FewshiftError
@@ -162,7 +162,8 @@ def rank(
 
     labels = labelled(methods)
     with progress.told_to(listener):
-        rows = {label: row(label, labels[label]) for label in progress.track(list(labels), "methods")}
+        costs = [method.cost * (1 if isinstance(method, Composite) else FOLDS) for method in labels.values()]
+        rows = {label: row(label, labels[label]) for label in progress.track(list(labels), "methods", costs)}
     return tuple(rows.values()), rows[SOURCE] if SOURCE in rows else row(SOURCE, Source())
 
 

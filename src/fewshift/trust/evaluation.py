@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._progress import track
+from fewshift.core._progress import Stage, plan, track
 from fewshift.core.labels import PIXELS
 from fewshift.core.metrics import accuracy, mean_iou, per_class_accuracy, per_class_iou, tally
 from fewshift.core.network import like, logits_of
@@ -175,8 +175,14 @@ def evaluate_networks(
 ) -> Evaluation:
     """The scores of each network on labelled images; pixels are counted as the network sees them."""
     if labelled.kind is PIXELS:
-        return _pixel_evaluation(networks, labelled, window, stride)
+        with plan([Stage("images", 1)]):
+            return _pixel_evaluation(networks, labelled, window, stride)
     refuse_window(window, stride)
+    with plan([Stage("images", 1)] * len(networks)):
+        return _image_evaluation(networks, labelled, batch_size)
+
+
+def _image_evaluation(networks: Mapping[str, nn.Module], labelled: Labelled, batch_size: int) -> ImageEvaluation:
     labels = torch.tensor([int(label) for label in labelled.labels])  # type: ignore[union-attr]
     tallies, images = {}, {}
     for name, network in networks.items():

@@ -243,7 +243,8 @@ def measure(
     judging = [everyone if outside is not None else (place >= ks[-1]).nonzero().flatten() for place in places]
     known: dict[tuple[int, ...], Tensor] = {}
     after: dict[int, list[Tensor]] = {k: [] for k in ks}
-    for draw, k in progress.track([(draw, k) for draw in range(len(places)) for k in ks], "adaptations"):
+    runs = [(draw, k) for draw in range(len(places)) for k in ks]
+    for draw, k in progress.track(runs, "adaptations", [float(k) for _, k in runs]):
         kept, out = (places[draw] < k).nonzero().flatten(), judging[draw]
         same = (*kept.tolist(), -1, *out.tolist())
         if same not in known:  # there is only one draw of all images

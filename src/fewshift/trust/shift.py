@@ -132,7 +132,8 @@ def shift(
     pictures, known = as_unlabelled(images, steps, None), as_unlabelled(source, steps, None)
     if pictures is None:
         raise FewshiftError("there are no images: give a tensor, a dataset or a folder")
-    with progress_.told_to(progress):
+    stages = [progress_.Stage("images", len(each)) for each in (pictures, known) if each is not None]
+    with progress_.told_to(progress), progress_.plan(stages):
         seen = look(model, pictures, head)
         return judged(seen, None if known is None else look(model, known, head), len(pictures))
 

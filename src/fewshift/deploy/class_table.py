@@ -1,0 +1,272 @@
+"""A table of classes: a row for every image, written as it comes, so that a run that was stopped can go on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from torch import Tensor, nn
+
+from fewshift.core._files import whole
+from fewshift.deploy.decoding import Unreadable, decoded
+from fewshift.deploy.fingerprints import fingerprint
+from fewshift.errors import FewshiftError
+from fewshift.images.preprocess import Preprocess
+from fewshift.images.sliding_window import evaluating
+from fewshift.trust.evaluation import class_probabilities
+
+RECORD = ".run.json"  # the file beside a table that names its run
+
+
+class Scored(NamedTuple):
+    """A class and its probability."""
+
+    name: str
+    probability: float
+
+
+class ImagePrediction(NamedTuple):
+    """The most probable class of an image, and what else was asked for."""
+
+    file: Path
+    name: str
+    probability: float
+    others: tuple[Scored, ...] = ()  # the next most probable classes
+    source: Scored | None = None  # what the source network says
+    probabilities: array[float] = array("f")  # of every class
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a row says: the `top` classes, the source network's, and the probability of every class."""
+
+    classes: tuple[str, ...]
+    top: int = 1
+    source: bool = False
+    every: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.top, int) or not 1 <= self.top <= len(self.classes):
+            raise FewshiftError(f"top={self.top!r} of {len(self.classes)} classes: give 1 to {len(self.classes)}")
+
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns of a table."""
+        more = [word for place in range(2, self.top + 1) for word in (f"class_{place}", f"probability_{place}")]
+        source = ["source_class", "source_probability"] if self.source else []
+        return ["file", "class", "probability", *source, *more, *(f"p_{name}" for name in self.classes if self.every)]
+
+    def row(self, file: Path, scores: Tensor, source: Tensor | None) -> ImagePrediction:
+        """What the probabilities of an image say."""
+        order = scores.argsort(descending=True, stable=True)[: self.top].tolist()
+        first, *others = (Scored(self.classes[place], float(scores[place])) for place in order)
+        before = None if source is None else Scored(self.classes[int(source.argmax())], float(source.max()))
+        return ImagePrediction(
+            file, *first, tuple(others), before, array("f", scores.tolist()) if self.every else array("f")
+        )
+
+    def cells(self, row: ImagePrediction) -> list[str | float]:
+        """A row as a table has it."""
+        pairs = [(row.name, row.probability), *([row.source] if row.source else []), *row.others]
+        scored = [cell for name, probability in pairs for cell in (name, round(probability, 6))]
+        return [str(row.file), *scored, *(round(probability, 6) for probability in row.probabilities)]
+
+
+@dataclass(frozen=True)
+class ImagePredictions:
+    """A class for each image that could be read."""
+
+    rows: tuple[ImagePrediction, ...]
+    columns: Columns
+    broken: tuple[Unreadable, ...] = ()
+    earlier: int = 0  # rows that the table had already, left out here
+
+    @property
+    def asked(self) -> int:
+        """The number of images that were to be predicted."""
+        return len(self.rows) + len(self.broken) + self.earlier
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """File, class and probability of each image, and what else was asked for."""
+        return [self._entry(row) for row in self.rows]
+
+    def _entry(self, row: ImagePrediction) -> dict[str, Any]:
+        scored = [
+            {"class": name, "probability": round(score, 6)}
+            for name, score in ((row.name, row.probability), *row.others)
+        ]
+        entry = {"file": str(row.file), **scored[0]}
+        if row.source is not None:
+            entry |= {"source_class": row.source.name, "source_probability": round(row.source.probability, 6)}
+        if row.others:
+            entry["top"] = scored
+        if self.columns.every:
+            entry["probabilities"] = {
+                name: round(score, 6) for name, score in zip(self.columns.classes, row.probabilities, strict=True)
+            }
+        return entry
+
+    def to_csv(self) -> str:
+        """The same as a table with a header."""
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(self.columns.header)
+        writer.writerows(map(self.columns.cells, self.rows))
+        return table.getvalue()
+
+
+@dataclass(frozen=True)
+class ClassRun:
+    """Networks with one output per image, and what is wanted of them: the last one answers, the first is the source."""
+
+    networks: Sequence[nn.Module]
+    preprocess: Preprocess
+    columns: Columns
+    batch_size: int
+    workers: int
+    strict: bool
+
+    def predict(
+        self, files: Sequence[Path], out: str | Path | TextIO | None, *, resume: bool, overwrite: bool
+    ) -> ImagePredictions:
+        """Predict the images that the table `out` lacks; rows are written after each batch."""
+        rows: list[ImagePrediction] = []
+        broken: list[Unreadable] = []
+        with self._table(out, resume, overwrite) as (known, write):
+            left = [file for file in files if str(file) not in known]
+            for part in self._batches(left, broken):
+                write([self.columns.cells(row) for row in part])
+                rows += part
+        return ImagePredictions(tuple(rows), self.columns, tuple(broken), len(files) - len(left))
+
+    def predict_json(self, files: Sequence[Path], out: str | Path | TextIO | None, *, resume: bool) -> ImagePredictions:
+        """Predict the images and write them as JSON, which is whole or not there."""
+        if resume:
+            raise FewshiftError("JSON is written whole at the end and cannot be resumed: write CSV")
+        if not isinstance(out, (str, Path)):
+            return self.predict(files, None, resume=False, overwrite=False)
+        with whole(out) as draft:  # what cannot be written is known before the work
+            result = self.predict(files, None, resume=False, overwrite=False)
+            draft.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+        return result
+
+    def _batches(self, files: Sequence[Path], broken: list[Unreadable]) -> Iterator[list[ImagePrediction]]:
+        """The rows of one batch after the other; images that cannot be read are added to `broken`."""
+        networks = [evaluating(network) for network in self.networks]
+        pending: list[tuple[Path, Tensor]] = []
+        for file, picture in zip(files, decoded(files, self.preprocess, self.workers), strict=True):
+            if isinstance(picture, Tensor):
+                pending.append((file, picture))
+            else:
+                broken.append(picture)
+            stopped = self.strict and bool(broken)
+            if pending and (len(pending) == self.batch_size or stopped):
+                yield self._rows(networks, pending)
+                pending = []
+            if stopped:
+                raise FewshiftError(broken[0].error)
+        if pending:
+            yield self._rows(networks, pending)
+
+    def _rows(self, networks: Sequence[nn.Module], pending: Sequence[tuple[Path, Tensor]]) -> list[ImagePrediction]:
+        pictures = [picture for _, picture in pending]
+        answers = [list(class_probabilities(network, pictures, self.batch_size)) for network in networks]
+        before = answers[0] if self.columns.source else [None] * len(pictures)
+        return [
+            self.columns.row(file, scores.cpu(), source)
+            for (file, _), scores, source in zip(pending, answers[-1], before, strict=True)
+        ]
+
+    @contextmanager
+    def _table(
+        self, out: str | Path | TextIO | None, resume: bool, overwrite: bool
+    ) -> Iterator[tuple[set[str], Callable[[list[list[str | float]]], None]]]:
+        """The files that the table has, and a function that adds rows to it."""
+        if out is None:
+            yield set(), lambda rows: None
+            return
+        if not isinstance(out, (str, Path)):
+            yield set(), _writing(out, self.columns.header)
+            return
+        path = Path(out).resolve()  # a link stays a link: the file behind it is written
+        run = fingerprint(self.networks, (self.preprocess, self.columns))
+        known = _known(path, run, self.columns, resume, overwrite)
+        record = path.with_name(path.name + RECORD)
+        try:
+            with path.open("a" if known is not None else "w", encoding="utf-8", newline="") as file:
+                _note(record, run, finished=False)
+                yield known or set(), _writing(file, [] if known is not None else self.columns.header)
+        except OSError as error:
+            raise FewshiftError(
+                f"cannot write {path}: {error.strerror}: choose a file in a folder that exists and is writable"
+            ) from error
+        _note(record, run, finished=True)
+
+
+def _writing(file: TextIO, header: Sequence[str]) -> Callable[[list[list[str | float]]], None]:
+    """A function that appends rows to an open table and hands them to the system at once."""
+    writer = csv.writer(file, lineterminator="\n")
+
+    def write(rows: list[list[str | float]]) -> None:
+        writer.writerows(rows)
+        file.flush()
+
+    write([list(header)] if header else [])
+    return write
+
+
+def _known(path: Path, run: str, columns: Columns, resume: bool, overwrite: bool) -> set[str] | None:
+    """The files that a table has from the same run, or None where a new table is to be written."""
+    if path.exists() and not path.is_file():
+        raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
+    if overwrite or not path.exists() or path.stat().st_size == 0:
+        return None
+    record = _read_record(path.with_name(path.name + RECORD))
+    if not resume:
+        if record is not None and not record["finished"]:
+            raise FewshiftError(
+                f"{path} has the rows of a run that was stopped: pass --resume (resume=True) to go on, --overwrite "
+                "(overwrite=True) to start anew, or choose another file"
+            )
+        return None
+    if record is None or record["run"] != run:
+        why = f"has no {path.name}{RECORD} beside it, which names its network" if record is None else ""
+        raise FewshiftError(
+            f"{path} {why or 'is by another network, or by other classes, preprocessing or columns'}: pass --overwrite "
+            "(overwrite=True) to write it anew, or choose another file"
+        )
+    return _whole_rows(path, columns)
+
+
+def _whole_rows(path: Path, columns: Columns) -> set[str]:
+    """The files of the rows of a table; a last line that was cut off by a kill is removed."""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        with path.open("r+b") as file:
+            file.truncate(end)
+    header, *rows = csv.reader(io.StringIO(content[:end].decode("utf-8"), newline="")) if end else [columns.header]
+    if header != columns.header:
+        raise FewshiftError(f"{path} has other columns: pass --overwrite (overwrite=True), or choose another file")
+    return {row[0] for row in rows if row}
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        return {"run": str(record["run"]), "finished": bool(record["finished"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _note(path: Path, run: str, *, finished: bool) -> None:
+    """Write down which run a table is by, and whether it came to its end."""
+    with whole(path) as draft:
+        draft.write_text(json.dumps({"run": run, "finished": finished}) + "\n", encoding="utf-8")

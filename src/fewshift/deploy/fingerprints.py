@@ -1,0 +1,22 @@
+"""A word for a run: the networks and options that its results depend on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def fingerprint(networks: Sequence[nn.Module], options: Any) -> str:
+    """Sixteen hexadecimal digits that change with any weight and any option."""
+    kinds = tuple(type(network).__name__ for network in networks)
+    facts = hashlib.sha256(repr((kinds, options)).encode())
+    for network in networks:
+        for name, tensor in network.state_dict().items():
+            facts.update(name.encode())
+            if isinstance(tensor, Tensor):
+                facts.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return facts.hexdigest()[:16]

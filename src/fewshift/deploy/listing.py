@@ -1,0 +1,74 @@
+"""Which image files are meant: folders, files, patterns, lists of names, and names on standard input."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fewshift.errors import FewshiftError
+from fewshift.images.folders import IMAGE_SUFFIXES, image_files
+from fewshift.images.inputs import images_below
+
+Files = str | Path | Sequence[str | Path]
+"""A folder of images, an image file, a pattern ("photos/*.jpg"), a list ("@files.txt"), "-", or several of these."""
+
+
+class FileList(NamedTuple):
+    """Image files as their paths were given, and the folder that contains them all."""
+
+    root: Path
+    files: list[Path]
+
+
+def listed(images: Files) -> FileList:
+    """The image files that are meant, in the order given; those of a folder are sorted."""
+    if isinstance(images, (str, Path)) and Path(images).exists():
+        root = images_below(images)
+        return FileList(root, image_files(root))
+    if not isinstance(images, (str, Path, Sequence)):
+        raise FewshiftError(
+            f"{type(images).__name__} is no image file: give a folder, a file or a list of files, and call the network "
+            "itself on tensors"
+        )
+    paths = [images] if isinstance(images, (str, Path)) else images
+    files = [file for path in paths for file in _meant_by(path)]
+    if not files:
+        raise FewshiftError("there are no images: give some")
+    return FileList(Path(os.path.commonpath([file.absolute().parent for file in files])), files)
+
+
+def _meant_by(path: str | Path) -> list[Path]:
+    """The image files that one word stands for."""
+    text = str(path)
+    if Path(path).exists():
+        return image_files(images_below(path))
+    if text == "-":
+        return _named_in(sys.stdin.buffer.read(), "standard input")
+    if text.startswith("@"):
+        try:
+            return _named_in(Path(text[1:]).read_bytes(), text[1:])
+        except OSError as error:
+            raise FewshiftError(f"cannot read the list {text[1:]}: {error.strerror}: check the path") from error
+    if glob.has_magic(text):
+        matches = [Path(match) for match in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207 - absolute patterns too
+        if files := [match for match in matches if match.suffix.lower() in IMAGE_SUFFIXES]:
+            return files
+        raise FewshiftError(f"no image matches {text}: check the pattern")
+    return image_files(path)
+
+
+def _named_in(content: bytes, where: str) -> list[Path]:
+    """The files of a list, one name in a line, or as `find -print0` writes them; a folder stands for its images.
+
+    A name without a file stays in the list: it is reported like a damaged image, and does not stop the others.
+    """
+    separator = b"\0" if b"\0" in content else b"\n"
+    names = [os.fsdecode(name.strip(b"\r") if separator == b"\n" else name) for name in content.split(separator)]
+    paths = [Path(name) for name in names if name.strip()]
+    if not paths:
+        raise FewshiftError(f"{where} names no images: write one path in each line")
+    return [file for path in paths for file in (image_files(path) if path.is_dir() else [path])]
