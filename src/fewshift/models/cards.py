@@ -27,6 +27,26 @@ LIBRARY_NAMES = ("timm", "torchvision", "smp", DIGITS)  # whose networks a card 
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where in a file the weights of a network were."""
+
+    table: str = ""  # in a checkpoint, such as "state_dict_ema"; nothing if the file is the table
+    prefix: str = ""  # that stood before every name
+    left_out: tuple[str, ...] = ()  # tensors beside the network's
+
+    def __bool__(self) -> bool:
+        return bool(self.table or self.prefix or self.left_out)
+
+    def __str__(self) -> str:
+        facts = [
+            f"read {self.table}" if self.table else "",
+            f"removed {self.prefix!r} before names" if self.prefix else "",
+            f"left out {', '.join(self.left_out[:3])}{', ...' if len(self.left_out) > 3 else ''}" * bool(self.left_out),
+        ]
+        return ", ".join(filter(None, facts))
+
+
+@dataclass(frozen=True)
 class Card:
     """What is known about a network; every part may be missing."""
 
@@ -38,6 +58,7 @@ class Card:
     )
     weights: str | None = None  # the file, or the name of the package
     path: Path | None = None  # the file that says this
+    origin: Origin = Origin()  # where in the file of weights they were
     steps: Mapping[str, Any] = field(default_factory=dict)  # what that file says about preprocessing, perhaps a part
     sources: tuple[str, ...] = ()  # the domains it was trained on
     held_out: float | None = None  # the share of each that was not, where `fewshift train` drew it
