@@ -134,6 +134,43 @@ def test_other_words_on_the_algorithm_are_notes(weights: Path, network: nn.Modul
     assert same(models.load(None, weights), network)
 
 
+# --- config.json of timm; that of Hugging Face is in test_hugging_face.py
+
+
+def test_what_timm_saved_for_a_hub_is_a_card(tmp_path: Path, network: nn.Module) -> None:
+    from timm.models import save_for_hf
+
+    network = copy.deepcopy(network)
+    network.pretrained_cfg = {**network.pretrained_cfg, "mean": (0.1, 0.2, 0.3)}
+    save_for_hf(network, str(tmp_path), model_config={"label_names": list(SEVEN)}, safe_serialization=True)
+    loaded = models.load(None, tmp_path / "model.safetensors")
+    assert same(loaded, network)
+    own = timm.data.resolve_model_data_config(network)
+    steps = known_card(loaded).preprocess
+    assert steps is not None
+    assert (known_card(loaded).arch, known_card(loaded).classes) == (NAME, SEVEN)
+    assert (steps.crop, steps.mean, steps.interpolation) == (
+        own["input_size"][1],
+        (0.1, 0.2, 0.3),
+        own["interpolation"],
+    )
+    assert steps.resize == int(own["input_size"][1] / own["crop_pct"])
+
+
+def test_a_card_of_its_own_is_stronger_than_a_config_in_the_folder(weights: Path) -> None:
+    weights.with_name("config.json").write_text('{"architecture": "test_resnet", "label_names": ["a", "b", "c"]}')
+    card(weights, arch=NAME, classes=list(SEVEN))
+    assert known_card(models.load(None, weights)).classes == SEVEN
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "{}", '{"lr": 3}', '{"architectures": ["BertModel"]}'])
+def test_a_config_of_something_else_is_no_card(weights: Path, network: nn.Module, text: str) -> None:
+    weights.with_name("config.json").write_text(text)
+    loaded = models.load(NAME, weights)
+    assert same(loaded, network)
+    assert (known_card(loaded).classes, known_card(loaded).path) == (None, None)
+
+
 # --- any network
 
 

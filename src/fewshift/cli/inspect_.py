@@ -29,7 +29,7 @@ def inspect(
     import fewshift
     from fewshift.api import known_card
 
-    model = fewshift.load(network.model, network.weights if network.weights is not None else "random")
+    model = network.built(instead="random")
     card = known_card(model)
     pixels = size or (card.preprocess.crop if card.preprocess else None)
     inspection = fewshift.inspect(model, size=pixels)

@@ -31,6 +31,6 @@ def merge(
     card = out.with_suffix(".json")
     check_outputs([out, card], [*network.files, delta])
     change = fewshift.Delta.load(delta)
-    model = fewshift.load(network.model, network.weights, classes=change.classes)
+    model = network.built(change.classes)
     fewshift.api.merge(model, change, out, undo=revert)
     typer.echo(f"weights: {out} ({out.stat().st_size:,} bytes), card: {card}")

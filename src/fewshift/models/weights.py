@@ -1,44 +1,65 @@
-"""Files to tables of tensors, checked; and tables into networks. Nothing in a file is ever run."""
+"""Tables of tensors into networks, under the names that the network has."""
 
 from __future__ import annotations
 
-import io
-import pickle
-import warnings
+import re
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 
-NESTS = ("state_dict", "model_state_dict", "model")  # where checkpoints keep the weights among other things
-PREFIX = "module."  # what DataParallel puts before every name
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile and FSDP
 COUNTER = "num_batches_tracked"  # of BatchNorm; files from before it counted its batches are whole without it
 
 
-def read_file(path: str | Path) -> dict[str, Tensor]:
-    """The table of tensors in a file."""
-    path = Path(path)
-    if not path.is_file():
-        raise FewshiftError(f"no weights at {path}: check the path")
-    return checked(_safetensors(path) if path.suffix == ".safetensors" else _torch(path, path), path)
+@dataclass(frozen=True)
+class Renamed:
+    """Weights under the names that a network has."""
+
+    tensors: dict[str, Tensor]
+    prefix: str = ""  # what stood before every name
+    left_out: tuple[str, ...] = ()  # tensors beside the network's, such as those of a loss
 
 
-def read_bytes(content: bytes, path: str | Path) -> dict[str, Tensor]:
-    """The table of tensors in the content of a file that torch wrote; errors name `path`."""
-    return checked(_torch(io.BytesIO(content), path), path)
+def named_like(state: Mapping[str, Tensor], own: Mapping[str, Tensor], ema: bool = True) -> Renamed:
+    """The weights without the words that trainers put before names, where that makes most names fit.
+
+    If it makes all of the network's names fit, what has another prefix is no part of the network and left out. Of two
+    whole networks in one file, the one with "ema" in its prefix is taken, or with `ema=False` the other.
+    """
+    bare = {re.sub("|".join(map(re.escape, WRAPPERS)), "", name): tensor for name, tensor in state.items()}
+    tensors = bare if len(bare) == len(state) else dict(state)
+    wanted = {name for name in own if not name.endswith(COUNTER)}
+    covered = Counter(
+        name[:cut]
+        for name in tensors
+        for cut in (0, *(dot.end() for dot in re.finditer(r"\.", name)))
+        if name[cut:] in wanted
+    )
+    most = max(covered.values(), default=0)
+    best = [prefix for prefix, count in covered.items() if count == most]
+    if 2 * most <= len(wanted) or "" in best:
+        return Renamed(tensors)
+    prefix = best[0] if len(best) == 1 else _one_network(best, ema)
+    inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    outside = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+    if most < len(wanted):
+        return Renamed({**outside, **inside}, prefix)
+    return Renamed(inside, prefix, tuple(outside))
 
 
-def checked(content: Any, path: str | Path) -> dict[str, Tensor]:
-    """The table in a file's content, if every value in it is a number."""
-    state = _bare(content, path)
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and tensor.isnan().any():
-            raise FewshiftError(f"{name} in {path} is not a number in places: use weights from before training broke")
-    return state
+def _one_network(prefixes: list[str], ema: bool) -> str:
+    """The prefix of the averaged network, or of the other one."""
+    chosen = [prefix for prefix in prefixes if ("ema" in re.split(r"[._]", prefix)) is ema]
+    if len(chosen) != 1:
+        raise FewshiftError(
+            f"the weights hold several networks, under {', '.join(map(repr, prefixes))}: save the one you want alone"
+        )
+    return chosen[0]
 
 
 def load_all(model: nn.Module, state: Mapping[str, Tensor], misfit: str) -> nn.Module:
@@ -79,6 +100,7 @@ def begin_from(model: nn.Module, state: Mapping[str, Tensor], classes: int, name
     tensor that does not is named.
     """
     own, head = model.state_dict(), _head(model)
+    state = named_like(state, own).tensors
     encoder = getattr(model, "encoder", None)
     if isinstance(encoder, nn.Module) and not any(key.startswith("encoder.") for key in state):
         own, head = _as_in_library(encoder.state_dict(), state), frozenset()
@@ -97,52 +119,6 @@ def begin_from(model: nn.Module, state: Mapping[str, Tensor], classes: int, name
     with torch.no_grad():
         for key in own.keys() - kept:
             own[key].copy_(state[key])
-
-
-def _safetensors(path: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise FewshiftError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
-
-
-def _torch(file: Path | io.BytesIO, path: str | Path) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice on files we are about to refuse
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise FewshiftError(
-            f"{path} holds more than tensors and would have to be unpickled, which can run any code and is never "
-            "done: where you trust it, save its state_dict as .safetensors"
-        ) from error
-    except Exception as error:  # readers of old formats raise whatever a broken file leads them to
-        raise FewshiftError(
-            f"{path} is truncated or not a table of weights ({type(error).__name__}): "
-            "copy it again or save the state_dict as .safetensors"
-        ) from error
-
-
-def _bare(content: Any, path: str | Path) -> dict[str, Tensor]:
-    """Unwrap a checkpoint: down to the nested table, and without the prefix of DataParallel."""
-    while isinstance(content, Mapping) and (inner := [content[key] for key in NESTS if _is_table(content.get(key))]):
-        content = inner[0]
-    if not _is_table(content):
-        raise FewshiftError(f"{path} holds no table of tensors: save the network's state_dict")
-    for name, value in content.items():
-        if not isinstance(value, Tensor):
-            raise FewshiftError(
-                f"{path} holds {type(value).__name__} {name!r} among its weights: save the network's state_dict alone"
-            )
-    cut = len(PREFIX) if all(name.startswith(PREFIX) for name in content) else 0
-    return {name[cut:]: tensor for name, tensor in content.items()}
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping) and len(value) > 0 and all(isinstance(key, str) for key in value)
 
 
 def _head(model: nn.Module) -> frozenset[str]:
