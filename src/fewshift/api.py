@@ -22,8 +22,7 @@ from fewshift.core.support import Support
 from fewshift.deploy.bulk import Files, ImagePredictions, PixelPredictions, predict_files
 from fewshift.deploy.merged import write_merged
 from fewshift.errors import FewshiftError
-from fewshift.images.inputs import Steps, as_labelled
-from fewshift.images.preprocess import Preprocess
+from fewshift.images.inputs import Steps, as_labelled, left_out
 from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of, sized
 from fewshift.models.cards import known_card
@@ -41,7 +40,7 @@ from fewshift.trust.guard import Accept, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.shift import shift
 
-__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]  # elsewhere
+__all__ = ["apply", "known_card", "left_out", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]
 
 
 def adapt(
@@ -66,11 +65,11 @@ def adapt(
 ) -> Adaptation:
     """Fit `model` to the place that `support` comes from.
 
-    `support` is a folder of class folders (or one with images/ and labels/), a pair of tensors (images, labels), or a
-    dataset of such pairs; None for a method that looks at `unlabelled` images alone, which are a folder, a tensor or a
-    dataset. `shots` draws that many images per class (with pixel labels: in all). `preprocess` says how a picture
-    becomes a tensor; a network from `fewshift.load` or timm knows. Without `classes`, or class names that the network
-    knows, folders in alphabetical order are the network's outputs.
+    `support` is a folder of class folders (or one with images/ and labels/), a CSV or JSON file or a list of (path,
+    label), tensors (images, labels), a dataset of such pairs or batches of them; None for a method that looks at
+    `unlabelled` images alone. `shots` draws that many images per class (with pixel labels: in all). `preprocess`, a
+    `Preprocess` or any function, makes a tensor of a picture; a network from `fewshift.load` or timm knows; a delta
+    cannot store a function. Without `classes`, class names in alphabetical order are the network's outputs.
 
     `method` is a name or a method; "auto" is our best answer. Its `size` is "any", or "small" for a delta of kilobytes:
     BatchNorm and the head alone. `validate` is where the evidence comes from: "cv" (the
@@ -270,7 +269,7 @@ def predict(
     *,
     delta: Delta | str | Path | None = None,
     out: str | Path | None = None,
-    preprocess: Preprocess | None = None,
+    preprocess: Steps = None,
     classes: Sequence[str] | None = None,
     window: Size | None = None,
     stride: Size | None = None,
@@ -290,7 +289,7 @@ def predict(
     networks, steps, names = open_networks(model, delta, preprocess, classes)
     if steps is None:
         raise FewshiftError(
-            f"how the {type(model).__name__} wants its images is not known: pass preprocess=fewshift.Preprocess(...)"
+            f"how the {type(model).__name__} wants its images is not known: pass preprocess=, as to adapt"
         )
     *_, network = networks.values()
     with told_to(progress):
@@ -306,7 +305,7 @@ def evaluate(
     *,
     delta: Delta | str | Path | None = None,
     support: Any = None,
-    preprocess: Preprocess | None = None,
+    preprocess: Steps = None,
     classes: Sequence[str] | None = None,
     window: Size | None = None,
     stride: Size | None = None,
@@ -314,16 +313,16 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy per class on labelled images, or IoU per class on labelled pixels; with a `delta`, before and after it.
 
-    `labelled` is a folder of class folders, one with images/ and labels/, (images, labels) tensors, a dataset or a
-    `Support`. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's card.
+    `labelled` is whatever `adapt` takes as `support`: a folder, a file, a list, tensors, a dataset, or batches of
+    them. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's card.
     `support`, the images that the network was adapted to, makes an image in both sets an error. `window` and `stride`,
     in preprocessed pixels, let a network that labels pixels see large images in parts.
     """
     networks, steps, names = open_networks(model, delta, preprocess, classes)
-    if support is not None:
-        refuse_leaks(find_leaks(support, labelled, preprocess=steps))
     *_, network = networks.values()
     images = as_labelled(labelled, steps, names, network=network, window=window, stride=stride)
+    if support is not None:
+        refuse_leaks(find_leaks(support, images, preprocess=steps))
     with told_to(progress):
         return evaluate_networks(networks, images, window=window, stride=stride)
 

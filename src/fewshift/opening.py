@@ -20,7 +20,7 @@ from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_support, as_unlabelled
-from fewshift.images.preprocess import Preprocess
+from fewshift.images.preprocess import FileSteps, Preprocess, as_steps
 from fewshift.models.cards import known_card
 from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
@@ -44,7 +44,7 @@ class Opened:
         """Labelled images to judge by, none of them in the support, as the network takes them."""
         if isinstance(source, str) and not Path(source).exists():
             raise FewshiftError(
-                f"validate={source!r} is no folder: choose 'cv', 'loo' or None, or give labelled images"
+                f"validate={source!r} is no folder or file: choose 'cv', 'loo' or None, or give labelled images"
             )
         support = self.target.support
         names = self.classes or (None if support is None else support.classes)
@@ -112,24 +112,28 @@ def open_target(
 def open_networks(
     model: nn.Module,
     delta: Delta | str | Path | None,
-    preprocess: Preprocess | None,
+    preprocess: Steps,
     classes: Sequence[str] | None,
-) -> tuple[dict[str, nn.Module], Preprocess | None, tuple[str, ...] | None]:
-    """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known."""
+) -> tuple[dict[str, nn.Module], Any, tuple[str, ...] | None]:
+    """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known.
+
+    The preprocessing is a `Preprocess`, a `Transform` or None.
+    """
     card = known_card(model)
-    steps, names = card.preprocess, card.classes
+    steps: FileSteps | None = card.preprocess
+    names = card.classes
     networks = {"source": model}
     if delta is not None:
         change = delta if isinstance(delta, Delta) else Delta.load(delta)
         networks["adapted"] = change.apply(model, classes)
         steps = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else steps
         names = change.classes or names
-    return networks, preprocess or steps, names if classes is None else tuple(classes)
+    return networks, as_steps(preprocess) or steps, names if classes is None else tuple(classes)
 
 
-def steps_for(model: nn.Module, preprocess: Steps) -> Steps:
+def steps_for(model: nn.Module, preprocess: Steps) -> FileSteps | None:
     """How a picture becomes a tensor: as the argument says, or as the network is known to want it."""
-    return known_card(model).preprocess if preprocess is None else preprocess
+    return known_card(model).preprocess if preprocess is None else as_steps(preprocess)
 
 
 def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, number, print_json, print_written
+from fewshift.cli.console import check_outputs, number, print_json, print_left_out, print_written
 from fewshift.cli.options import (
     LABELLED,
     Head,
@@ -39,7 +39,10 @@ def adapt(
     setting: Setting = None,
     shots: Shots = None,
     validate: Annotated[
-        str, typer.Option(help="Where the evidence comes from: cv, loo, none, or a folder of other labelled images.")
+        str,
+        typer.Option(
+            help="Where the evidence comes from: cv, loo, none, or other labelled images, a folder or a file."
+        ),
     ] = "cv",
     accept: Annotated[
         str, typer.Option(help="not-worse, better, always, or a number of points that the interval has to exceed.")
@@ -76,6 +79,7 @@ def adapt(
             validate=None if validate == "none" else validate, accept=_condition(accept), size=size,
             drop_suspects=drop_suspects, head=head, seed=seed,
         )  # fmt: skip
+    print_left_out(support, unlabelled, validate)
     keep = out is not None and (result.accepted or write_rejected)
     written = {
         "delta": result.candidate_delta.save(out) if out is not None and keep else None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, print_json, print_table, print_written
+from fewshift.cli.console import check_outputs, print_json, print_left_out, print_table, print_written
 from fewshift.cli.options import LABELLED, DeltaFile, Json, NetworkOptions, Stride, Window, command
 from fewshift.errors import FewshiftError
 
@@ -42,6 +42,7 @@ def evaluate(
         result = fewshift.evaluate(
             model, labelled, delta=delta, support=support, **arguments, window=window, stride=stride,
         )  # fmt: skip
+    print_left_out(labelled)
     if isinstance(result, fewshift.PixelEvaluation):
         origin = {"network": network.name_of(model), "weights": network.weights, "delta": delta}
         origin |= {"images": labelled, "support": support}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table, refuse_overwriting
+from fewshift.cli.console import print_json, print_left_out, print_table, refuse_overwriting
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
 from fewshift.errors import FewshiftError
 
@@ -46,6 +46,7 @@ def predict(
             model, images, delta=delta, out=out, **arguments, window=window, stride=stride, resume=resume,
             overwrite=overwrite,
         )  # fmt: skip
+    print_left_out(images)
     if isinstance(result, fewshift.ImagePredictions):
         _print_classes(result, out, as_json)
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table, progress_bar
+from fewshift.cli.console import print_json, print_left_out, print_table, progress_bar
 from fewshift.cli.options import Head, Json, NetworkOptions, command
 
 TOP = 10  # layers that the table has
@@ -32,6 +32,7 @@ def shift(
     with progress_bar() as tell:
         steps = network.steps_of(model)
         shift = fewshift.shift(model, images, source=source, preprocess=steps, head=head, progress=tell)
+    print_left_out(images, source)
     if as_json:
         print_json(shift.to_json() | {"words": prose.shift(shift)})
         return
