@@ -60,7 +60,7 @@ def test_every_form_of_support_gives_the_same_network(form):
 
 
 BAD = {
-    "validate": ({"validate": "often"}, "'often' is no folder: choose 'cv', 'loo'"),
+    "validate": ({"validate": "often"}, "'often' is no folder or file: choose 'cv', 'loo'"),
     "accept": ({"accept": "maybe"}, "accept='maybe' .*'not-worse', 'better', 'always', a number"),
     "a stream": ({"method": "tent"}, "tent adapts to a stream of batches"),
     "an unknown method": ({"method": "magic"}, "no method 'magic': choose one of auto, blend"),

@@ -74,6 +74,74 @@ def test_a_timm_model_is_asked_for_its_own_preprocessing(place: Path) -> None:
     assert (result.preprocess.crop, result.preprocess.mean) == (own["input_size"][-1], tuple(own["mean"]))
 
 
+def as_table(place: Path, numbers: str = "*", name: str = "labels.csv") -> Path:
+    """A CSV of the photographs with these numbers."""
+    files = sorted((place / "photos").glob(f"*/{numbers}.png"))
+    table = place / name
+    table.write_text("".join(f"{file.relative_to(place)},{file.parent.name}\n" for file in files))
+    return table
+
+
+def test_every_form_of_labels_gives_the_same_adaptation(place: Path) -> None:
+    files = sorted((place / "photos").glob("*/*.png"))
+    tasks = [{"data": {"image": str(file)}, "annotations": [{"result": [choice(file.parent.name)]}]} for file in files]
+    (place / "tasks.json").write_text(json.dumps(tasks))
+    tensors = [STEPS(Image.open(file)) for file in files], [CLASSES.index(file.parent.name) for file in files]
+    dataset = torch.utils.data.TensorDataset(torch.stack(tensors[0]), torch.tensor(tensors[1]))
+    forms = (
+        as_table(place),
+        place / "tasks.json",
+        [(file, file.parent.name) for file in files],
+        torch.utils.data.DataLoader(dataset, 5),
+    )
+    expected = fewshift.adapt(load(place), place / "photos", method="lccs", seed=1)
+    for form in forms:
+        result = fewshift.adapt(load(place), form, method="lccs", seed=1)
+        assert same(result, expected)
+        assert (result.classes, result.gain) == (CLASSES, expected.gain)
+
+
+def choice(name: str) -> dict[str, object]:
+    return {"type": "choices", "value": {"choices": [name]}}
+
+
+def test_lists_judge_and_are_compared_with_the_support(place: Path) -> None:
+    support, others = as_table(place, "[01]", "support.csv"), as_table(place, "[23]", "others.csv")
+    model = load(place)
+    result = fewshift.adapt(model, support, method="adabn", validate=others)
+    assert result.validation is not None
+    assert len(result.validation) == 6
+    curve = fewshift.learning_curve(model, support, method="adabn", labelled=str(others), draws=1)
+    assert curve.outside
+    scores = fewshift.evaluate(model, others, support=support)
+    assert sum(scores.labels) == 6
+    with pytest.raises(FewshiftError, match=r"6 of the 6 support images are also .*ant/0\.png"):
+        fewshift.evaluate(model, place / "photos", support=support)
+    with pytest.raises(FewshiftError, match=r"also among"):
+        fewshift.adapt(model, support, method="adabn", validate=as_table(place, "[12]"))
+
+
+def test_a_function_preprocesses_wherever_files_are_read(place: Path) -> None:
+    def function(image: Image.Image) -> torch.Tensor:
+        return STEPS(image)
+
+    options = {"preprocess": function, "classes": CLASSES}
+    result = fewshift.adapt(make_tiny(), place / "photos", method="adabn", accept="always", **options)
+    expected = fewshift.adapt(load(place), place / "photos", method="adabn", accept="always")
+    assert same(result, expected)
+    assert result.preprocess is result.delta.preprocess is None  # a file cannot store a function
+    assert result.report(place / "page.html").stat().st_size > 10_000
+    model, delta = make_tiny(), result.delta
+    predicted = fewshift.predict(model, place / "photos", delta=delta, **options)
+    assert predicted.rows == fewshift.predict(load(place), place / "photos", delta=expected.delta).rows
+    scores = fewshift.evaluate(model, place / "photos", delta=delta, **options)
+    assert scores.accuracy == fewshift.evaluate(load(place), place / "photos", delta=expected.delta).accuracy
+    seen = fewshift.shift(model, place / "photos", preprocess=function)
+    assert seen.score == fewshift.shift(load(place), place / "photos").score
+    with pytest.raises(FewshiftError, match="not known: pass preprocess="):
+        fewshift.predict(model, place / "photos", delta=delta)
+
+
 def test_where_nobody_knows_it_is_one_sentence(place: Path) -> None:
     with pytest.raises(FewshiftError, match="preprocess="):
         fewshift.adapt(make_tiny(), place / "photos")

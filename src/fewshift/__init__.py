@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         evaluate,
         inspect,
         learning_curve,
+        left_out,
         load,
         merge,
         predict,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES = {
-    "api": "adapt apply compare evaluate inspect learning_curve load merge predict revert shift",
+    "api": "adapt apply compare evaluate inspect learning_curve left_out load merge predict revert shift",
     "core.delta": "Delta",
     "core.method": "Method",
     "core.network": "Network",
@@ -115,6 +116,7 @@ __all__ = [
     "evaluate",
     "inspect",
     "learning_curve",
+    "left_out",
     "load",
     "merge",
     "predict",

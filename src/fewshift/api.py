@@ -11,8 +11,8 @@ from typing import Any, TextIO, Unpack
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._progress import Progress, Stage, plan, stage, told_to, watched_by
-from fewshift.core.delta import Delta, apply, revert
+from fewshift.core._progress import Progress, Stage, plan, stage, told_to
+from fewshift.core.delta import Delta
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
 from fewshift.core.method import Method, Needs
@@ -25,10 +25,8 @@ from fewshift.deploy.merged import write_merged
 from fewshift.deploy.pixels import PixelPredictions
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_labelled
-from fewshift.images.preprocess import Preprocess
 from fewshift.images.sliding_window import Size
-from fewshift.methods.catalog import method_from_words, method_of, sized
-from fewshift.models.cards import known_card
+from fewshift.methods.catalog import method_of, sized
 from fewshift.opening import Opened, blank_images, load, open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
@@ -41,9 +39,19 @@ from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.sanity import look_after
-from fewshift.trust.shift import shift
 
-__all__ = ["apply", "known_card", "load", "method_from_words", "method_of", "revert", "shift", "told_to", "watched_by"]
+__all__ = [
+    "apply",
+    "known_card",
+    "left_out",
+    "load",
+    "method_from_words",
+    "method_of",
+    "revert",
+    "shift",
+    "told_to",
+    "watched_by",
+]
 
 
 def adapt(
@@ -69,11 +77,11 @@ def adapt(
 ) -> Adaptation:
     """Fit `model` to the place that `support` comes from.
 
-    `support` is a folder of class folders (or one with images/ and labels/), a pair of tensors (images, labels), or a
-    dataset of such pairs; None for a method that looks at `unlabelled` images alone, which are a folder, a tensor or a
-    dataset. `shots` draws that many images per class (with pixel labels: in all). `preprocess` says how a picture
-    becomes a tensor; a network from `fewshift.load` or timm knows. Without `classes`, or class names that the network
-    knows, folders in alphabetical order are the network's outputs.
+    `support` is a folder of class folders (or one with images/ and labels/), a CSV or JSON file or a list of (path,
+    label), tensors (images, labels), a dataset of such pairs or batches of them; None for a method that looks at
+    `unlabelled` images alone. `shots` draws that many images per class (with pixel labels: in all). `preprocess`, a
+    `Preprocess` or any function, makes a tensor of a picture; a network from `fewshift.load` or timm knows; a delta
+    cannot store a function. Without `classes`, class names in alphabetical order are the network's outputs.
 
     `method` is a name or a method; "auto" is our best answer. Its `size` is "any", or "small" for a delta of kilobytes:
     BatchNorm and the head alone. `validate` is where the evidence comes from: "cv" (the support, cross-validated),
@@ -275,7 +283,7 @@ def predict(
     *,
     delta: Delta | str | Path | None = None,
     out: str | Path | TextIO | None = None,
-    preprocess: Preprocess | None = None,
+    preprocess: Steps = None,
     classes: Sequence[str] | None = None,
     progress: Progress = None,
     **options: Unpack[PredictOptions],
@@ -296,7 +304,7 @@ def predict(
     networks, steps, names = open_networks(model, delta, preprocess, classes)
     if steps is None:
         raise FewshiftError(
-            f"how the {type(model).__name__} wants its images is not known: pass preprocess=fewshift.Preprocess(...)"
+            f"how the {type(model).__name__} wants its images is not known: pass preprocess=, as to adapt"
         )
     with told_to(progress), plan([Stage("images", 1)]):
         return predict_files(networks, images, steps, names, out=out, **options)
@@ -308,7 +316,7 @@ def evaluate(
     *,
     delta: Delta | str | Path | None = None,
     support: Any = None,
-    preprocess: Preprocess | None = None,
+    preprocess: Steps = None,
     classes: Sequence[str] | None = None,
     window: Size | None = None,
     stride: Size | None = None,
@@ -316,16 +324,16 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy per class on labelled images, or IoU per class on labelled pixels; with a `delta`, before and after it.
 
-    `labelled` is a folder of class folders, one with images/ and labels/, (images, labels) tensors, a dataset or a
-    `Support`. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's card.
+    `labelled` is whatever `adapt` takes as `support`: a folder, a file, a list, tensors, a dataset, or batches of
+    them. `preprocess` and `classes` come from the arguments, else from the delta, else from the network's card.
     `support`, the images that the network was adapted to, makes an image in both sets an error. `window` and `stride`,
     in preprocessed pixels, let a network that labels pixels see large images in parts.
     """
     networks, steps, names = open_networks(model, delta, preprocess, classes)
-    if support is not None:
-        refuse_leaks(find_leaks(support, labelled, preprocess=steps))
     *_, network = networks.values()
     images = as_labelled(labelled, steps, names, network=network, window=window, stride=stride)
+    if support is not None:
+        refuse_leaks(find_leaks(support, images, preprocess=steps))
     with told_to(progress):
         return evaluate_networks(networks, images, window=window, stride=stride)
 

@@ -22,7 +22,7 @@ from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_support, as_unlabelled
-from fewshift.images.preprocess import Preprocess
+from fewshift.images.preprocess import FileSteps, Preprocess, as_steps
 from fewshift.models import libraries
 from fewshift.models.cards import known_card, refuse_other_order
 from fewshift.report.cautions import warn_about
@@ -40,13 +40,14 @@ def load(
     *,
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
+    ema: bool = True,
 ) -> nn.Module:
     """The network of that name, after a look at what was passed."""
     if name is not None and not isinstance(name, str):
         raise FewshiftError(f"the name of a network is of type {type(name).__name__}: write it like 'timm:resnet18'")
     if weights is not None:
         checked_path(weights, "weights")
-    return libraries.load(name, weights, classes=checked_names(classes), preprocess=preprocess)
+    return libraries.load(name, weights, classes=checked_names(classes), preprocess=preprocess, ema=ema)
 
 
 def blank_images(model: nn.Module, size: int) -> Tensor:
@@ -81,7 +82,7 @@ class Opened:
         """Labelled images to judge by, none of them in the support, as the network takes them."""
         if isinstance(source, str) and not Path(source).exists():
             raise FewshiftError(
-                f"validate={source!r} is no folder: choose 'cv', 'loo' or None, or give labelled images"
+                f"validate={source!r} is no folder or file: choose 'cv', 'loo' or None, or give labelled images"
             )
         support = self.target.support
         names = self.classes or (None if support is None else support.classes)
@@ -150,26 +151,32 @@ def open_target(
 def open_networks(
     model: nn.Module,
     delta: Delta | str | Path | None,
-    preprocess: Preprocess | None,
+    preprocess: Steps,
     classes: Sequence[str] | None,
-) -> tuple[dict[str, nn.Module], Preprocess | None, tuple[str, ...] | None]:
-    """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known."""
+) -> tuple[dict[str, nn.Module], Any, tuple[str, ...] | None]:
+    """The source network, and the adapted one if there is a delta; their preprocessing and classes, where known.
+
+    The preprocessing is a `Preprocess`, a `Transform` or None.
+    """
     card, chosen = known_card(checked_model(model)), checked_names(classes)
     refuse_other_order(card, chosen)
-    steps, names = card.preprocess, card.classes
+    steps: FileSteps | None = card.preprocess
+    names = card.classes
     networks = {"source": model}
     if delta is not None:
         change = delta if isinstance(delta, Delta) else Delta.load(delta)
         networks["adapted"] = change.apply(model, chosen)
         steps = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else steps
         names = change.classes or names
-    warn_about(card, preprocess or steps, steps if delta is not None and change.preprocess else None)
-    return networks, preprocess or steps, names if chosen is None else chosen
+    used = as_steps(preprocess) or steps
+    stored = Preprocess.from_json(dict(change.preprocess)) if delta is not None and change.preprocess else None
+    warn_about(card, used if isinstance(used, Preprocess) else None, stored)
+    return networks, used, names if chosen is None else chosen
 
 
-def steps_for(model: nn.Module, preprocess: Steps) -> Steps:
+def steps_for(model: nn.Module, preprocess: Steps) -> FileSteps | None:
     """How a picture becomes a tensor: as the argument says, or as the network is known to want it."""
-    return known_card(model).preprocess if preprocess is None else preprocess
+    return known_card(model).preprocess if preprocess is None else as_steps(preprocess)
 
 
 def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:

@@ -195,3 +195,39 @@ def test_a_strip_is_not_enlarged_until_memory_ends(tmp_path: Path) -> None:
     save(tmp_path / "cat" / "strip.png", Image.new("RGB", (50_000, 1)))
     with pytest.raises(FewshiftError, match=r"strip\.png: the image is 50000x1 pixels, a strip"):
         labelled_folder(tmp_path, IMAGENET).tensors()
+
+
+# --- names of classes
+
+
+def test_a_name_that_differs_in_case_alone_is_the_networks_class(tmp_path: Path) -> None:
+    for name in ("DOG/1.png", "Golden Retriever/1.png"):
+        save(tmp_path / name)
+    folder = labelled_folder(tmp_path, AS_IS, classes=["golden retriever", "cat", "dog"])
+    assert folder.classes == ("golden retriever", "cat", "dog")
+    assert folder.labels == (2, 0)
+
+
+@pytest.mark.parametrize("name", ["Golden_Retriever", "golden retrievers", "goldenretriever", "golden retreiver"])
+def test_a_near_miss_is_an_error_that_asks_did_you_mean(tmp_path: Path, name: str) -> None:
+    save(tmp_path / name / "1.png")
+    with pytest.raises(FewshiftError, match=f"class '{name}' .*did you mean 'golden retriever'?"):
+        labelled_folder(tmp_path, AS_IS, classes=["cat", "golden retriever", "puppy"])
+
+
+@pytest.mark.parametrize(("plural", "single"), [("puppies", "puppy"), ("foxes", "fox"), ("dogs", "dog")])
+def test_a_plural_is_a_near_miss_in_both_directions(tmp_path: Path, plural: str, single: str) -> None:
+    for name, known in ((plural, single), (single, plural)):
+        save(tmp_path / name / name / "1.png")
+        with pytest.raises(FewshiftError, match=f"did you mean '{known}'?"):
+            labelled_folder(tmp_path / name, AS_IS, classes=["ant", known])
+
+
+def test_case_that_leaves_doubt_is_an_error(tmp_path: Path) -> None:
+    save(tmp_path / "one" / "DOG" / "1.png")
+    with pytest.raises(FewshiftError, match="class 'DOG' that the network does not know"):
+        labelled_folder(tmp_path / "one", AS_IS, classes=["dog", "Dog"])
+    for name in ("dog", "Dog"):
+        save(tmp_path / "two" / name / "1.png")
+    with pytest.raises(FewshiftError, match="has 'Dog' and 'dog', and the network one class 'dog'"):
+        labelled_folder(tmp_path / "two", AS_IS, classes=["cat", "dog"])

@@ -77,9 +77,8 @@ def test_shots_are_drawn_per_class_and_the_smaller_draw_is_part_of_the_larger(ph
 
 
 def test_a_folder_without_preprocessing_asks_for_it(photos: Path) -> None:
-    for steps in (None, lambda image: image):
-        with pytest.raises(FewshiftError, match=r"photos need preprocessing: pass preprocess="):
-            as_support(photos, steps)
+    with pytest.raises(FewshiftError, match=r"photos need preprocessing: pass preprocess="):
+        as_support(photos)
 
 
 @pytest.mark.parametrize("source", [7, {"a": 1}, [1, 2, 3]])
@@ -182,3 +181,149 @@ def test_label_files_are_not_taken_for_unlabelled_pictures(scenes: Path) -> None
         assert unlabelled is not None
         assert len(unlabelled) == 3
         assert unlabelled.batch(torch.arange(3)).shape == (3, 3, 8, 8)
+
+
+# --- preprocessing of the user's own
+
+
+def test_a_function_preprocesses_folders_and_files_like_the_steps_it_stands_for(photos: Path) -> None:
+    from torchvision import transforms
+
+    steps = replace(EIGHT, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    function = transforms.Compose(
+        [
+            transforms.Resize(8),
+            transforms.CenterCrop(8),
+            transforms.ToTensor(),
+            transforms.Normalize(steps.mean, steps.std),
+        ]
+    )
+    expected, support = as_support(photos, steps), as_support(photos, function)
+    torch.testing.assert_close(support.pictures, expected.pictures)
+    assert (support.files, support.classes) == (expected.files, expected.classes)
+    pairs = list(zip(support.files or (), support.targets.tolist(), strict=True))
+    torch.testing.assert_close(as_support(pairs, function).pictures, expected.pictures)
+    unlabelled = as_unlabelled(photos, function, None)
+    assert unlabelled is not None
+    torch.testing.assert_close(unlabelled.batch(torch.arange(12)), expected_sorted(photos, steps))
+
+
+def expected_sorted(photos: Path, steps: Any) -> torch.Tensor:
+    return torch.stack([steps(Image.open(file)) for file in sorted(photos.rglob("*.png"))])
+
+
+def test_the_transforms_of_torchvision_and_timm_preprocess_a_folder(photos: Path) -> None:
+    from timm.data import create_transform
+    from torchvision.models import ResNet18_Weights
+
+    imagenet = replace(AS_IS, resize=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    for function in (
+        ResNet18_Weights.DEFAULT.transforms(),
+        create_transform((3, 224, 224), interpolation="bilinear", crop_pct=0.875),
+    ):
+        torch.testing.assert_close(as_support(photos, function).pictures, as_support(photos, imagenet).pictures)
+
+
+@pytest.mark.parametrize(
+    ("function", "facts"),
+    [
+        (lambda image: image, "<lambda> returns a Image: let it return a float tensor"),
+        (lambda image: torch.zeros(3, 4, 4, dtype=torch.uint8), "returns uint8 values: let it return a float tensor"),
+        (lambda image: image["pixels"], r"<lambda> failed \(.*\): let it take a PIL image"),
+    ],
+)
+def test_a_function_that_makes_no_float_tensor_is_one_sentence_with_the_file(
+    photos: Path, function: Any, facts: str
+) -> None:
+    with pytest.raises(FewshiftError, match=rf"road/0\.png: preprocess={'<lambda> ' * ('<' not in facts)}.*{facts}"):
+        as_support(photos, function)
+    with pytest.raises(FewshiftError, match="preprocess='resnet' is no preprocessing"):
+        as_support(photos, "resnet")  # type: ignore[arg-type]
+
+
+def test_labels_of_pixels_need_steps_that_know_them(scenes: Path) -> None:
+    with pytest.raises(FewshiftError, match=r"labels of pixels .*pass preprocess=fewshift\.Preprocess"):
+        as_support(scenes, lambda image: image, classes=NAMES)
+
+
+# --- batches
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Pairs without numbers."""
+
+    def __init__(self, pairs: list[Any]) -> None:
+        self.pairs = pairs
+
+    def __iter__(self) -> Any:
+        return iter(self.pairs)
+
+
+def test_a_loader_and_any_iterable_of_batches_are_their_images(photos: Path) -> None:
+    images, labels = labelled_folder(photos, EIGHT).tensors()
+    pairs = list(zip(images, labels, strict=True))
+    batches = list(zip(images.split(5), labels.split(5), strict=True))
+    before = torch.get_rng_state()
+    loader: Any = torch.utils.data.DataLoader(pairs, 5)  # type: ignore[arg-type, var-annotated]
+    for source, count in ((loader, 12), (batches, 12), (iter(batches), 12), (batches[:2], 10), (Stream(pairs), 12)):
+        support = as_support(source, EIGHT, classes=NAMES)
+        assert torch.equal(support.pictures, images[:count])
+        assert support.targets.tolist() == labels[:count].tolist()
+    assert torch.equal(torch.get_rng_state(), before)
+    unlabelled = as_unlabelled(loader, None, None)
+    assert unlabelled is not None
+    assert torch.equal(unlabelled.batch(torch.arange(12)), images)
+
+
+def test_a_shuffled_loader_is_read_in_the_same_order_each_time(photos: Path) -> None:
+    images, labels = labelled_folder(photos, EIGHT).tensors()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), 5, shuffle=True)
+    first = as_support(loader).targets
+    torch.rand(3)
+    assert torch.equal(as_support(loader).targets, first)
+    assert sorted(first.tolist()) == sorted(labels.tolist())
+
+
+def test_batches_of_scenes_have_pixel_labels() -> None:
+    images, maps = torch.rand(3, 3, 5, 6), torch.randint(0, 3, (3, 5, 6))
+    support = as_support([(images[:2], maps[:2]), (images[2:], maps[2:])])
+    assert support.kind.unit == "pixel"
+    assert torch.equal(support.targets, maps)
+
+
+def test_a_batch_without_as_many_labels_is_counted() -> None:
+    with pytest.raises(FewshiftError, match="batch 1 is no images with as many labels"):
+        as_support([(torch.rand(2, 3, 4, 4), torch.tensor([0, 1])), (torch.rand(3, 3, 4, 4), torch.tensor([0]))])
+
+
+# --- names of files
+
+
+def test_an_image_is_named_by_its_file_where_that_is_known(photos: Path, tmp_path: Path) -> None:
+    from torchvision.datasets import ImageFolder
+
+    dataset = ImageFolder(str(photos), transform=EIGHT)
+    assert as_support(dataset).files == tuple(Path(path) for path, _ in dataset.samples)
+    pictures = [(Image.open(file), 0) for file in sorted(photos.rglob("*.png"))]
+    assert as_support(pictures, EIGHT).files == tuple(sorted(photos.rglob("*.png")))
+
+    def broken(image: Image.Image) -> torch.Tensor:
+        return EIGHT(image) / 0
+
+    with pytest.raises(FewshiftError, match=r"road/0\.png contains NaN or infinity"):
+        as_support(photos, broken)
+    unlabelled = as_unlabelled(photos, broken, None)
+    assert unlabelled is not None
+    with pytest.raises(FewshiftError, match=r"road/3\.png contains NaN or infinity"):
+        unlabelled.batch(torch.tensor([1]))
+    save(tmp_path / "sizes" / "a.png", picture(9, 9))
+    save(tmp_path / "sizes" / "b.png", picture(7, 9))
+    mixed = as_unlabelled(tmp_path / "sizes", AS_IS, None)
+    assert mixed is not None
+    with pytest.raises(FewshiftError, match=r"a\.png \(3, 9, 9\) and .*b\.png \(3, 9, 7\)"):
+        mixed.batch(torch.arange(2))
+    with (
+        Image.open(tmp_path / "sizes" / "a.png") as image,
+        pytest.raises(FewshiftError, match=r"a\.png is 9x9 pixels and its labels are 6x4"),
+    ):
+        as_support([(image, Image.new("L", (6, 4)))], AS_IS)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fewshift.cli.console import MisuseError, check_outputs, number, print_json, print_written, reading_words
+from fewshift.cli.console import (
+    MisuseError,
+    check_outputs,
+    number,
+    print_json,
+    print_left_out,
+    print_written,
+    reading_words,
+)
 from fewshift.cli.options import (
     LABELLED,
     Head,
@@ -49,7 +57,8 @@ def adapt(
     validate: Annotated[
         str,
         typer.Option(
-            metavar="WAY", help="Where the evidence comes from: cv, loo, none, or a folder of other labelled images."
+            metavar="WAY",
+            help="Where the evidence comes from: cv, loo, none, or other labelled images, a folder or a file.",
         ),
     ] = "cv",
     accept: Annotated[
@@ -105,6 +114,7 @@ def adapt(
             validate=None if validate == "none" else validate, accept=condition, size=size,
             drop_suspects=drop_suspects, check=check, head=head, seed=seed,
         )  # fmt: skip
+    print_left_out(support, unlabelled, validate)
     keep = out is not None and (result.accepted or write_rejected)
     written = {
         "delta": result.candidate_delta.save(out) if out is not None and keep else None,

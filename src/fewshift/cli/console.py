@@ -280,6 +280,17 @@ def print_written(files: Mapping[str, Path | None]) -> None:
             typer.echo(f"{what}: {file} ({file.stat().st_size:,} bytes)")
 
 
+def print_left_out(*sources: Path | str | None) -> None:
+    """A line on stderr for each folder or list with files that are not read, or images that have no label."""
+    import fewshift
+    from fewshift.report.left_out import passed_over
+
+    for source in (source for source in sources if source is not None and Path(source).exists()):
+        files = fewshift.left_out(source)
+        if files is not None:
+            typer.echo(f"left out of {source}: {passed_over(files)}", err=True)
+
+
 def use_threads(count: int) -> None:
     """Let PyTorch compute with so many threads."""
     import torch

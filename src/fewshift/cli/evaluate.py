@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import MisuseError, check_outputs, print_json, print_table, print_written
+from fewshift.cli.console import MisuseError, check_outputs, print_json, print_left_out, print_table, print_written
 from fewshift.cli.options import LABELLED, DeltaFile, Json, NetworkOptions, Stride, Window, command
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def evaluate(
     origin = {"network": network.name_of(model), "weights": network.weights, "delta": delta}
     origin |= {"images": labelled, "support": support}
     page = None if report is None else _page(result, report, origin)
+    print_left_out(labelled)
     if isinstance(result, fewshift.PixelEvaluation):
         _print_pixels(result, page, as_json)
     else:

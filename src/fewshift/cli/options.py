@@ -88,7 +88,10 @@ def _seed(value: int) -> int:
     return value
 
 
-LABELLED = "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/."
+LABELLED = (
+    "A folder with one folder of labelled images per class; with pixel labels, images/ and labels/; or a CSV (path, "
+    "label), a JSON export of Label Studio, or COCO-style JSON."
+)
 Support = Annotated[Path, typer.Option(help=LABELLED)]
 Unlabelled = Annotated[Path | None, typer.Option(help="A folder of images without labels.")]
 Shots = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table, refuse_overwriting
+from fewshift.cli.console import print_json, print_left_out, print_table, refuse_overwriting
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
 from fewshift.errors import FewshiftError
 
@@ -78,6 +78,7 @@ def predict(
             stride=stride, resume=resume, overwrite=overwrite, strict=strict, top=top, workers=workers, device=device,
             all_probabilities=all_probabilities, with_source=with_source, batch_size=batch_size, as_json=as_json,
         )  # fmt: skip
+    print_left_out(*images)
     if isinstance(result, fewshift.ImagePredictions):
         _print_classes(result, out, as_json)
     else:

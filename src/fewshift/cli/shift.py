@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table, progress_bar
+from fewshift.cli.console import print_json, print_left_out, print_table, progress_bar
 from fewshift.cli.options import Head, Json, NetworkOptions, command
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def shift(
     with progress_bar() as tell:
         steps = network.steps_of(model)
         shift = fewshift.shift(model, images, source=source, preprocess=steps, head=head, progress=tell)
+    print_left_out(images, source)
     if as_json:
         print_json(shift.to_json() | {"words": prose.shift(shift), "meaning": prose.shift_meaning(shift)})
     else:

@@ -16,6 +16,7 @@ from fewshift.errors import FewshiftError
 Stack = Tensor | tuple[Tensor, ...]  # one tensor, or one for each image where their sizes differ
 Augment = Callable[..., Any]
 """One image -> a view of the same shape; with pixel labels (image, labels) -> a view of both."""
+Name = Callable[[int], str]
 MANY = 5  # labels that an error lists
 
 
@@ -118,11 +119,13 @@ class ImageLabels(LabelKind):
         """One batch; all images have one size."""
         return _stack(images), torch.stack(tuple(labels))
 
-    def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
-        """Raise an error if there are fewer than two classes; `name` names one."""
+    def check(
+        self, images: Stack, labels: Stack, counts: Mapping[int, int], class_name: Name, image_name: Name
+    ) -> None:
+        """Raise an error if there are fewer than two classes."""
         if len(counts) < 2:
             raise FewshiftError(
-                f"every support image is of class {name(next(iter(counts)))}: add images of at least one other class"
+                f"every support image is of class {class_name(next(iter(counts)))}: add images of at least one other"
             )
 
     def check_answer(self, labels: Stack, answer: tuple[int, ...]) -> None:
@@ -193,14 +196,16 @@ class PixelLabels(LabelKind):
             torch.stack([F.pad(label, pad, value=IGNORE) for label, pad in zip(labels, around, strict=True)]),
         )
 
-    def check(self, images: Stack, labels: Stack, counts: Mapping[int, int], name: Callable[[int], str]) -> None:
+    def check(
+        self, images: Stack, labels: Stack, counts: Mapping[int, int], class_name: Name, image_name: Name
+    ) -> None:
         """Raise an error if no pixel is labelled, or if an image has not as many labels as pixels."""
         if not counts:
             raise FewshiftError(f"every pixel of the support is ignored (label {IGNORE}): label some")
         for index, (image, label) in enumerate(zip(images, labels, strict=True)):
             if image.shape[-label.ndim :] != label.shape:
                 raise FewshiftError(
-                    f"image {index} is {extent(image.shape[-label.ndim :])} pixels and its labels are "
+                    f"{image_name(index)} is {extent(image.shape[-label.ndim :])} pixels and its labels are "
                     f"{extent(label.shape)}: give one label for each pixel"
                 )
 

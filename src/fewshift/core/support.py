@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewshift.core._display import Displayed, few
 from fewshift.core.labels import Augment, Labels, Stack, extent, kind_of, random_folds
+from fewshift.core.left_out import LeftOut
 from fewshift.core.losses import IGNORE, Loss, at_labels, cross_entropy
 from fewshift.core.randomness import checked_seed
 from fewshift.errors import FewshiftError
@@ -36,6 +37,7 @@ class Support(Displayed):
     augment: Augment | None = None
     at_once: int | None = None
     files: tuple[Path, ...] | None = None  # where the images come from, if that is known
+    left_out: LeftOut | None = None  # files of the same folder that are not among them
 
     def __post_init__(self) -> None:
         for name in ("images", "labels"):
@@ -54,7 +56,7 @@ class Support(Displayed):
                     f"images are {str(image.dtype).removeprefix('torch.')}: preprocess them to floating point first"
                 )
             if not torch.isfinite(image).all():
-                raise FewshiftError(f"image {index} of the support contains NaN or infinity: check its preprocessing")
+                raise FewshiftError(f"{self.image_name(index)} contains NaN or infinity: check its preprocessing")
         for label in self.labels:
             if label.is_floating_point() or label.is_complex():
                 raise FewshiftError("labels are not integers: give class indices from 0")
@@ -192,7 +194,7 @@ class Support(Displayed):
         `output` is the shape of the network's output for the first image. It may be coarser than the labels.
         """
         classes, counts = output[0] if output else None, self.counts
-        self.kind.check(self.images, self.labels, counts, self.class_name)
+        self.kind.check(self.images, self.labels, counts, self.class_name, self.image_name)
         if output:
             self.kind.check_answer(self.labels, output[1:])
         self.kind.check_range(counts, classes)
@@ -203,6 +205,10 @@ class Support(Displayed):
             )
         labelled = torch.tensor([self.kind.weight(label) > 0 for label in self.labels])
         return self if labelled.all() else self.part(labelled.nonzero().flatten())
+
+    def image_name(self, index: int) -> str:
+        """The file of an image, or its position."""
+        return f"image {index} of the support" if self.files is None else str(self.files[index])
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number if there are no names."""
@@ -215,8 +221,8 @@ class Unlabelled:
     A dataset's items are image tensors, or tuples that begin with one; the rest of a tuple is ignored.
     """
 
-    def __init__(self, images: Any, augment: Augment | None = None) -> None:
-        self._images, self.augment = images, augment
+    def __init__(self, images: Any, augment: Augment | None = None, left_out: LeftOut | None = None) -> None:
+        self._images, self.augment, self.left_out = images, augment, left_out
         if not len(images):
             raise FewshiftError("there are no unlabelled images: give at least one")
 
@@ -230,10 +236,10 @@ class Unlabelled:
         else:
             items = [self._images[index] for index in indices.tolist()]
             rows = [item[0] if isinstance(item, (tuple, list)) else item for item in items]
-            shapes = {tuple(row.shape) for row in rows}
-            if len(shapes) > 1:
+            if other := next((at for at, row in enumerate(rows) if row.shape != rows[0].shape), None):
+                first, second = (f"{self.image_name(int(indices[at]))} {tuple(rows[at].shape)}" for at in (0, other))
                 raise FewshiftError(
-                    f"unlabelled images have different shapes {sorted(shapes)[:2]}: preprocess them to one size"
+                    f"unlabelled images have different shapes, {first} and {second}: preprocess them to one size"
                 )
             images = torch.stack(rows)
         if augmented and self.augment:
@@ -241,9 +247,16 @@ class Unlabelled:
         if not images.is_floating_point():
             kind = str(images.dtype).removeprefix("torch.")
             raise FewshiftError(f"unlabelled images are {kind}: preprocess them to floating point first")
-        if not torch.isfinite(images).all():
-            raise FewshiftError("an unlabelled image contains NaN or infinity: check its preprocessing")
+        finite = torch.isfinite(images).flatten(1).all(1)
+        if not finite.all():
+            name = self.image_name(int(indices[int(finite.long().argmin())]))
+            raise FewshiftError(f"{name} contains NaN or infinity: check its preprocessing")
         return images
+
+    def image_name(self, index: int) -> str:
+        """The file of an image, or its position."""
+        files = getattr(self._images, "files", None)
+        return str(files[index]) if files else f"unlabelled image {index}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fewshift.errors import FewshiftError
-from fewshift.images.folders import IMAGE_SUFFIXES, image_files
+from fewshift.images.folders import image_files
+from fewshift.images.formats import readable
 from fewshift.images.inputs import images_below
 
 Files = str | Path | Sequence[str | Path]
@@ -55,7 +56,7 @@ def _meant_by(path: str | Path) -> list[Path]:
             raise FewshiftError(f"cannot read the list {text[1:]}: {error.strerror}: check the path") from error
     if glob.has_magic(text):
         matches = [Path(match) for match in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207 - absolute patterns too
-        if files := [match for match in matches if match.suffix.lower() in IMAGE_SUFFIXES]:
+        if files := [match for match in matches if match.suffix.lower() in readable()]:
             return files
         raise FewshiftError(f"no image matches {text}: check the pattern")
     return image_files(path)

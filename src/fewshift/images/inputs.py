@@ -1,4 +1,4 @@
-"""Whatever a user has, as what a method takes: tensors, datasets, folders."""
+"""Whatever a user has, as what a method takes: folders, lists of files with labels, tensors, datasets, batches."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from fewshift.core.labels import IMAGES, Augment, extent
-from fewshift.core.losses import IGNORE
+from fewshift.core.labels import IMAGES, Augment, Stack
+from fewshift.core.left_out import LeftOut
 from fewshift.core.support import Support, Unlabelled, draw_support
 from fewshift.errors import FewshiftError
-from fewshift.images.folders import ImageFolder, image_files, labelled_folder, open_image
-from fewshift.images.preprocess import Preprocess
+from fewshift.images.folders import ImageFolder, image_files, labelled_files, labelled_folder, read_tensor
+from fewshift.images.formats import left_out_below, looks_like_an_image
+from fewshift.images.in_memory import from_dataset, from_tensors, image_tensor, is_tensors, items_of
+from fewshift.images.label_lists import is_label_list, read_label_list
+from fewshift.images.preprocess import FileSteps, Preprocess, Transform, as_steps
 from fewshift.images.scenes import Scenes, draw_scenes, scene_folder, scene_layout
 from fewshift.images.sliding_window import Size, output_shape
 
-Steps = Preprocess | Callable[[Any], Tensor] | None
+Steps = FileSteps | Callable[[Any], Any] | None
+"""How a picture becomes a tensor; None if it is one."""
 Labelled = ImageFolder | Scenes | Support
 """Labelled images: a dataset of (tensor, label) with `classes`, `files` and the `kind` of its labels."""
 
@@ -47,12 +50,14 @@ def as_support(
         return replace(support, augment=augment or support.augment)
     if chosen is not None:
         labelled = labelled.subset(chosen.tolist())
+    images: Stack
+    labels: Stack
     if isinstance(labelled, ImageFolder):
         images, labels = labelled.tensors()
-        return Support(images, labels, labelled.classes, augment, files=labelled.files)
-    pairs = [labelled[index] for index in range(len(labelled))]
-    maps = tuple(label for _, label in pairs)
-    return Support(tuple(image for image, _ in pairs), maps, labelled.classes, augment, files=labelled.files)
+    else:
+        pairs = [labelled[index] for index in range(len(labelled))]
+        images, labels = tuple(image for image, _ in pairs), tuple(label for _, label in pairs)
+    return Support(images, labels, labelled.classes, augment, files=labelled.files, left_out=left_out(source))
 
 
 def as_labelled(
@@ -64,58 +69,69 @@ def as_labelled(
     window: Size | None = None,
     stride: Size | None = None,
 ) -> Labelled:
-    """Labelled images from a folder, (images, labels), a dataset of such pairs, or a support set.
+    """Labelled images from a folder, a list of files, (images, labels), a dataset of such pairs, or batches of them.
 
-    A label is a class number, or one for each pixel: a tensor, an array or an index image. A folder has class folders,
-    or images/ and labels/; it is read on access. Scenes of different sizes stay as they are. With a `network`, its
-    outputs name the classes of scenes where nothing else does, and must label pixels.
+    A folder has class folders, or images/ and labels/. A list of files is a CSV, what Label Studio exports, COCO-style
+    JSON (`read_label_list`), or a list of (path, label). Files are read on access. In memory, a label is a class
+    number, or one for each pixel: a tensor, an array or an index image. Scenes of different sizes stay as they are.
+    With a `network`, its outputs name the classes of scenes where nothing else does, and must label pixels.
     """
     if isinstance(classes, str):
         raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
-    names = None if classes is None else tuple(classes)
+    names, steps = None if classes is None else tuple(classes), as_steps(preprocess)
     if isinstance(source, Support):
         return replace(source, classes=names or source.classes)
-    if isinstance(source, ImageFolder) and (preprocess is None or isinstance(preprocess, Preprocess)):
+    if isinstance(source, ImageFolder) and not isinstance(steps, Transform):
         return replace(source, classes=names or source.classes)
     if isinstance(source, Scenes):
-        return replace(_prepared(source, preprocess), classes=names or source.classes)
+        return replace(_prepared(source, steps), classes=names or source.classes)
     if isinstance(source, (str, Path)):
-        return _from_folder(source, _for_files(preprocess, source), names, network, window, stride)
-    return _from_tensors(source, names) if _is_tensors(source) else _from_dataset(source, preprocess, names)
+        return _from_path(source, _for_files(steps, source), names, network, window, stride)
+    if (pairs := _paths_with_labels(source)) is not None:
+        return labelled_files(pairs, _for_files(steps, "a list of files"), names, "the list")
+    return from_tensors(source, names) if is_tensors(source) else from_dataset(source, steps, names)
 
 
-def _from_folder(
+def _from_path(
     root: str | Path,
-    preprocess: Preprocess,
+    steps: FileSteps,
     classes: tuple[str, ...] | None,
     network: nn.Module | None,
     window: Size | None,
     stride: Size | None,
 ) -> ImageFolder | Scenes:
+    if is_label_list(root):
+        return labelled_files(read_label_list(root).rows, steps, classes, str(root))
     where = scene_layout(root)
     if where is None:
-        return labelled_folder(root, preprocess, classes)
+        return labelled_folder(root, steps, classes)
+    steps = _for_scenes(steps)
     if network is not None:
-        shape = output_for(network, image_files(where.images), preprocess, window, stride)
+        shape = output_for(network, image_files(where.images), steps, window, stride)
         if len(shape) == 1:
             raise FewshiftError(
                 f"{root} has pixel labels, and the {type(network).__name__} has one output per image: "
                 "make one folder per class, or use a network that labels pixels"
             )
         classes = output_names(classes, shape[0])
-    return scene_folder(root, preprocess, classes)
+    return scene_folder(root, steps, classes)
 
 
-def _is_tensors(source: Any) -> bool:
-    return isinstance(source, (tuple, list)) and len(source) == 2 and isinstance(source[0], (Tensor, np.ndarray))
+def _paths_with_labels(source: Any) -> list[tuple[Path, Any]] | None:
+    """(path, label) pairs, from a list of such or from a list of paths and one of labels; None if it is neither."""
+    if not isinstance(source, (list, tuple)) or not source:
+        return None
+    if len(source) == 2 and all(isinstance(column, (list, tuple)) for column in source) and _are_images(source[0]):
+        if len(source[0]) != len(source[1]):
+            raise FewshiftError(f"there are {len(source[0])} paths and {len(source[1])} labels: give one for each")
+        source = list(zip(*source, strict=True))
+    if not all(isinstance(row, (list, tuple)) and len(row) == 2 and isinstance(row[0], (str, Path)) for row in source):
+        return None
+    return [(Path(path), label) for path, label in source]
 
 
-def _from_tensors(source: Any, classes: tuple[str, ...] | None) -> Support:
-    images, labels = torch.as_tensor(source[0]), _labels(source[1])
-    for index, (image, label) in enumerate(zip(images, labels, strict=False)):
-        if label.ndim > 1:
-            _check_map(image, label, index)
-    return Support(images, labels, classes)
+def _are_images(paths: Sequence[Any]) -> bool:
+    return all(isinstance(path, (str, Path)) and looks_like_an_image(Path(path)) for path in paths)
 
 
 def _drawn(labelled: Labelled, shots: int, seed: int) -> Tensor:
@@ -128,53 +144,24 @@ def _drawn(labelled: Labelled, shots: int, seed: int) -> Tensor:
     return draw_scenes(len(labelled), shots, seed)
 
 
-def _from_dataset(source: Any, preprocess: Steps, classes: tuple[str, ...] | None) -> Support:
-    """A support set from a dataset of (image, label) pairs, or from a list of images and one of labels."""
-    if _is_columns(source):
-        images, labels = source
-        if len(images) != len(labels):
-            raise FewshiftError(f"there are {len(images)} images and {len(labels)} labels: give one for each")
-        source = list(zip(images, labels, strict=True))
-    try:
-        pairs = [source[index] for index in range(len(source))]
-        pixels = any(_is_map(pair[1]) for pair in pairs)
-        read = [
-            _scene(pair[0], pair[1], preprocess, index) if pixels else (_image(pair[0], preprocess), pair[1])
-            for index, pair in enumerate(pairs)
-        ]
-    except (TypeError, KeyError, IndexError) as error:
-        raise FewshiftError(
-            f"cannot read a support set from {type(source).__name__}: give (images, labels) tensors, "
-            "a dataset of (image, label) pairs, a folder of class folders, or one with images/ and labels/"
-        ) from error
-    own = getattr(source, "classes", None)
-    known = classes or (tuple(own) if isinstance(own, (list, tuple)) else None)
-    if pixels:
-        return Support(tuple(image for image, _ in read), tuple(label for _, label in read), known)
-    shapes = {tuple(image.shape) for image, _ in read}
-    if len(shapes) > 1:
-        raise FewshiftError(
-            f"support images have different shapes {sorted(shapes)[:2]}: pass preprocess= with one crop size"
-        )
-    stacked = torch.stack([image for image, _ in read]) if read else torch.empty(0, 1)
-    return Support(stacked, _labels([label for _, label in read]), known)
-
-
 # --- what a network answers
 
 
 def output_for(
-    network: nn.Module, files: Sequence[Path], preprocess: Preprocess, window: Size | None, stride: Size | None
+    network: nn.Module, files: Sequence[Path], preprocess: FileSteps, window: Size | None, stride: Size | None
 ) -> tuple[int, ...]:
     """The shape of the output for the first image that can be read: (classes,) or (classes, height, width)."""
     refusal = FewshiftError("there are no images: give some")
     for number, file in enumerate(files):
         try:
-            image = preprocess(open_image(file, preprocess.mode))
+            image = read_tensor(file, preprocess)
         except FewshiftError as error:
             refusal = refusal if number else error
             continue
-        return output_shape(network, image, window, stride)
+        shape = output_shape(network, image, window, stride)
+        if len(shape) > 1:
+            _for_scenes(preprocess)
+        return shape
     raise refusal
 
 
@@ -193,19 +180,48 @@ def output_names(classes: Sequence[str] | None, outputs: int) -> tuple[str, ...]
 
 
 def as_unlabelled(images: Any, preprocess: Steps, augment: Augment | None) -> Unlabelled | None:
-    """Unlabelled images from a tensor, a dataset, or a folder with images anywhere below it."""
+    """Unlabelled images from a tensor, a dataset, batches, a folder with images anywhere below it, or a list of files.
+
+    Labels that they come with are ignored.
+    """
     if images is None or isinstance(images, Unlabelled):
         return images
+    steps = as_steps(preprocess)
     if isinstance(images, (str, Path)):
-        steps = _for_files(preprocess, images)
-        return Unlabelled(ImageFiles(tuple(image_files(images_below(images))), steps), augment)
+        steps = _for_files(steps, images)
+    if (files := files_of(images)) is not None:
+        return Unlabelled(ImageFiles(tuple(files), _for_files(steps, images)), augment, left_out(images))
     if isinstance(images, Scenes):
-        return Unlabelled(_prepared(images, preprocess), augment)
+        return Unlabelled(_prepared(images, steps), augment)
     if isinstance(images, (Tensor, np.ndarray)):
         return Unlabelled(torch.as_tensor(images), augment)
     if callable(getattr(images, "__len__", None)) and callable(getattr(images, "__getitem__", None)):
-        return Unlabelled(Prepared(images, preprocess), augment)
+        return Unlabelled(Prepared(images, steps), augment)
+    if callable(getattr(images, "__iter__", None)):
+        batches = (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in items_of(images))
+        return Unlabelled(torch.cat([torch.as_tensor(batch) for batch in batches]), augment)
     raise FewshiftError(f"cannot read images from {type(images).__name__}: give a tensor, a dataset or a folder")
+
+
+def files_of(images: Any) -> list[Path] | None:
+    """The image files, if these are a folder, a file with labels, a list of paths, or one of (path, label)."""
+    if isinstance(images, (str, Path)):
+        if is_label_list(images):
+            return [file for file, _ in read_label_list(images).rows]
+        return image_files(images_below(images))
+    if isinstance(images, (list, tuple)) and images and all(isinstance(file, (str, Path)) for file in images):
+        return [Path(file) for file in images]
+    pairs = _paths_with_labels(images)
+    return None if pairs is None else [file for file, _ in pairs]
+
+
+def left_out(images: Any) -> LeftOut | None:
+    """The files of a folder that are no images that can be read, or the images of a list that have no label."""
+    if not isinstance(images, (str, Path)):
+        return None
+    if is_label_list(images):
+        return read_label_list(images).left_out
+    return left_out_below(images_below(images))
 
 
 def images_below(folder: str | Path) -> Path:
@@ -219,13 +235,13 @@ class ImageFiles:
     """Images on disk without labels, read on access."""
 
     files: tuple[Path, ...]
-    preprocess: Preprocess
+    preprocess: FileSteps
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> Tensor:
-        return self.preprocess(open_image(self.files[index], self.preprocess.mode))
+        return read_tensor(self.files[index], self.preprocess)
 
 
 @dataclass(frozen=True)
@@ -233,89 +249,36 @@ class Prepared:
     """A user's dataset: the preprocessed image of each item. Anything else in an item is ignored."""
 
     items: Any
-    steps: Steps
+    steps: FileSteps | None
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, index: int) -> Tensor:
         item = self.items[index]
-        return _image(item[0] if isinstance(item, (tuple, list)) else item, self.steps)
+        return image_tensor(item[0] if isinstance(item, (tuple, list)) else item, self.steps, f"image {index}")
 
 
-# --- one image, one label
+# --- preprocessing
 
 
-def _for_files(steps: Steps, where: Any) -> Preprocess:
-    if not isinstance(steps, Preprocess):
-        raise FewshiftError(f"images from {where} need preprocessing: pass preprocess=fewshift.Preprocess(...)")
+def _for_files(steps: FileSteps | None, where: Any) -> FileSteps:
+    if steps is None:
+        raise FewshiftError(
+            f"images from {where} need preprocessing: pass preprocess=fewshift.Preprocess(...), or a function from a "
+            "picture to a tensor"
+        )
     return steps
 
 
-def _prepared(scenes: Scenes, steps: Steps) -> Scenes:
-    return scenes if steps is None else replace(scenes, preprocess=_for_files(steps, "scenes"))
-
-
-def _is_map(label: Any) -> bool:
-    return isinstance(label, Image.Image) or (isinstance(label, (Tensor, np.ndarray)) and label.ndim > 1)
-
-
-def _is_columns(source: Any) -> bool:
-    """Whether this is a list of images and one of labels, which have fewer dimensions, not a dataset of two pairs."""
-    if not isinstance(source, (tuple, list)) or len(source) != 2:
-        return False
-    if not all(isinstance(column, (tuple, list)) and len(column) for column in source):
-        return False
-    images, labels = ([_dimensions(entry) for entry in column] for column in source)
-    return min(images) > max(labels)
-
-
-def _dimensions(thing: Any) -> int:
-    if isinstance(thing, Image.Image):
-        return 3 if len(thing.getbands()) > 1 else 2
-    return thing.ndim if isinstance(thing, (Tensor, np.ndarray)) else 0
-
-
-def _scene(image: Any, label: Any, steps: Steps, index: int) -> tuple[Tensor, Tensor]:
-    """One image and its label map; with a Preprocess, pictures are resized and cropped together."""
-    numbers = np.array(label) if isinstance(label, Image.Image) else label
-    if isinstance(steps, Preprocess) and isinstance(image, Image.Image):
-        _check_sizes(image.size[::-1], tuple(np.shape(numbers)), index)
-        return steps(image), steps.labels(numbers).long()
-    tensor, labels = _image(image, steps), _labels(numbers)
-    _check_map(tensor, labels, index)
-    return tensor, labels.long()
-
-
-def _check_map(image: Tensor, label: Tensor, index: int) -> None:
-    if label.is_floating_point() or label.is_complex():
+def _for_scenes(steps: FileSteps) -> Preprocess:
+    if isinstance(steps, Transform):
         raise FewshiftError(
-            f"the labels of image {index} are {str(label.dtype).removeprefix('torch.')}, not integers: give a class "
-            f"number for each pixel, {IGNORE} where there is none"
+            f"labels of pixels are resized and cropped like their images, which {steps.name} does not do: pass "
+            "preprocess=fewshift.Preprocess(...)"
         )
-    _check_sizes(tuple(image.shape[1:]), tuple(label.shape), index)
+    return steps
 
 
-def _check_sizes(image: tuple[int, ...], label: tuple[int, ...], index: int) -> None:
-    if image != label:
-        raise FewshiftError(
-            f"image {index} is {extent(image)} pixels and its labels are {extent(label)}: give one label for each pixel"
-        )
-
-
-def _image(image: Any, steps: Steps) -> Tensor:
-    if isinstance(steps, Preprocess) and isinstance(image, Tensor):
-        return image  # pictures are preprocessed, tensors already are
-    tensor = image if steps is None else steps(image)
-    if not isinstance(tensor, Tensor):
-        raise FewshiftError("the dataset's images are not tensors: pass preprocess= to make them so")
-    return tensor
-
-
-def _labels(labels: Any) -> Tensor:
-    try:
-        if isinstance(labels, np.ndarray) and not labels.flags.writeable:
-            labels = labels.copy()  # a tensor would share read-only memory
-        return torch.as_tensor(np.asarray(labels) if isinstance(labels, (list, tuple)) else labels)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise FewshiftError("labels are not numbers: give one class index, counted from 0, for each image") from error
+def _prepared(scenes: Scenes, steps: FileSteps | None) -> Scenes:
+    return scenes if steps is None else replace(scenes, preprocess=_for_scenes(steps))

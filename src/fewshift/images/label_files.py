@@ -23,7 +23,7 @@ from fewshift.core.losses import IGNORE
 from fewshift.errors import FewshiftError
 from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
-from fewshift.images.folders import some
+from fewshift.images.class_names import plain_name, some
 from fewshift.images.preprocess import opened
 
 Array = np.ndarray[Any, Any]
@@ -212,11 +212,6 @@ def _pascal_colour(number: int) -> RGB:
         sum((number >> 3 * place + channel & 1) << 7 - place for place in range(3)) for channel in range(3)
     )
     return red, green, blue
-
-
-def plain_name(name: str) -> str:
-    """A class name without case, spaces and punctuation, as names are compared."""
-    return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
 def colour_table(palette: Palette) -> npt.NDArray[np.uint8]:

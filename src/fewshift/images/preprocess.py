@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fewshift.core.losses import IGNORE
 from fewshift.errors import FewshiftError
+from fewshift.images.formats import remedy, teach_pillow
 
 MODES = {1: "L", 3: "RGB"}  # channels -> image mode
 MAX_PIXELS = 89_478_485  # of a tensor: a gigabyte in float32
@@ -141,6 +142,53 @@ class Preprocess:
         return cls(**sizes, mean=mean, std=std, interpolation=interpolation, squeeze=squeeze, side=side)
 
 
+@dataclass(frozen=True)
+class Transform:
+    """A function from a picture to a float tensor, such as torchvision's `weights.transforms()`.
+
+    It sees pictures upright and in RGB. What it normalises by is not known, and no delta or card can store it.
+    """
+
+    function: Callable[[Any], Any]
+    mode: ClassVar[str] = "RGB"
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    def __call__(self, image: Any) -> Tensor:
+        """The tensor of one image, or an error if the function makes none."""
+        try:
+            tensor = self.function(image)
+        except Exception as error:  # a user's function raises whatever it likes
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise FewshiftError(f"preprocess={self.name} failed ({reason}): let it take a PIL image") from error
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = f"{tensor.dtype} values" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+            raise FewshiftError(
+                f"preprocess={self.name} returns {kind.removeprefix('torch.')}: let it return a float tensor, as "
+                "torchvision's ToTensor does"
+            )
+        return tensor
+
+
+FileSteps = Preprocess | Transform
+"""How a picture from a file becomes a tensor."""
+
+
+def as_steps(preprocess: Any) -> FileSteps | None:
+    """Preprocessing as files need it: a function becomes a `Transform`."""
+    if preprocess is None or isinstance(preprocess, FileSteps):
+        return preprocess
+    if callable(preprocess):
+        return Transform(preprocess)
+    raise FewshiftError(
+        f"preprocess={preprocess!r} is no preprocessing: pass fewshift.Preprocess(...), or a function from a picture "
+        "to a tensor"
+    )
+
+
 IMAGENET = Preprocess(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -173,6 +221,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
         raise FewshiftError(f"no such image {path}: check the path")
     if path.stat().st_size == 0:
         raise FewshiftError(f"{path} is empty: replace or remove it")
+    teach_pillow(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # from half of our limit on
@@ -185,7 +234,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
             f"{path} claims more than {MAX_FILE_PIXELS / 1e6:.0f} million pixels: shrink or remove it"
         ) from error
     except UnidentifiedImageError as error:
-        raise FewshiftError(f"{path} is not an image: replace or remove it") from error
+        raise FewshiftError(f"{path} is not an image: {remedy([path]) or 'replace or remove it'}") from error
     except FewshiftError as error:
         raise FewshiftError(f"{path}: {error}") from error
     except Exception as error:  # decoders raise whatever a broken file leads them to

@@ -18,8 +18,9 @@ from fewshift.core.support import others
 from fewshift.errors import FewshiftError
 from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
-from fewshift.images.folders import image_files, is_hidden, open_image, some
-from fewshift.images.label_files import MANY, PALETTE_FILE, Encoding, palette_of, plain_name, read_palette
+from fewshift.images.class_names import plain_name, some
+from fewshift.images.folders import image_files, is_hidden, open_image
+from fewshift.images.label_files import MANY, PALETTE_FILE, Encoding, palette_of, read_palette
 from fewshift.images.preprocess import Preprocess, opened
 
 VOID = frozenset({"void", "ignore", "unlabelled", "unlabeled"})  # names for pixels without a label

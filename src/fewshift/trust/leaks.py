@@ -34,8 +34,9 @@ from torch import Tensor
 
 from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
-from fewshift.images.folders import image_files, open_image
-from fewshift.images.inputs import Steps, images_below
+from fewshift.images.folders import open_image
+from fewshift.images.in_memory import items_of
+from fewshift.images.inputs import Steps, files_of
 from fewshift.images.preprocess import Preprocess, in_mode
 
 NEAR = 10  # of 64 bits that may differ
@@ -167,7 +168,7 @@ def fingerprints(images: Any, preprocess: Steps = None) -> Fingerprints:
     """
     if isinstance(images, Fingerprints):
         return images
-    files = _paths(images)
+    files = files_of(images)
     content: list[str] = []
     looks: list[tuple[Array, Array]] = []
     for portion in _portions(images if files is None else _read(files, preprocess)):
@@ -182,20 +183,11 @@ def fingerprints(images: Any, preprocess: Steps = None) -> Fingerprints:
     return Fingerprints(tuple(content), hashes, thumbnails, _names(images, files))
 
 
-def _paths(images: Any) -> list[Path] | None:
-    """The files, if `images` are files or a folder of them."""
-    if isinstance(images, (str, Path)):
-        return image_files(images_below(images))
-    if isinstance(images, (list, tuple)) and images and all(isinstance(file, (str, Path)) for file in images):
-        return [Path(file) for file in images]
-    return None
-
-
 def _stored(images: Any) -> list[Path] | None:
-    """The same, or the files that a dataset reads. A support has its images in memory: its files only name them."""
+    """Image files, or the files that a dataset reads. A support has its images in memory: its files only name them."""
     if isinstance(images, HasFiles) and not isinstance(images, Support):
         return None if images.files is None else list(images.files)
-    return _paths(images)
+    return files_of(images)
 
 
 def _names(images: Any, files: list[Path] | None) -> tuple[str, ...] | None:
@@ -223,6 +215,10 @@ def _portions(images: Any) -> Iterator[Tensor]:
         items = images if isinstance(images, Iterator) else (images[index] for index in range(len(images)))
         for item in items:
             yield _pixels(item[0] if isinstance(item, (tuple, list)) else item).unsqueeze(0)
+    elif callable(getattr(images, "__iter__", None)):
+        yield from (
+            torch.as_tensor(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in items_of(images)
+        )
     else:
         raise FewshiftError(f"cannot read images from {type(images).__name__}: give a tensor, a dataset or a folder")
 
@@ -270,7 +266,7 @@ def find_leaks(support: Any, evaluation: Any, *, preprocess: Steps = None) -> Le
         ours, theirs = fingerprints(files), fingerprints(others)
     else:
         for one, other in ((support, evaluation), (evaluation, support)):
-            if preprocess is None and _paths(one) and not isinstance(other, Fingerprints):
+            if preprocess is None and files_of(one) and not isinstance(other, Fingerprints):
                 raise FewshiftError(
                     "image files cannot be compared with tensors: pass preprocess, the steps that made the tensors"
                 )

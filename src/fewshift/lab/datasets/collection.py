@@ -12,7 +12,7 @@ import torch
 from fewshift.core.labels import IMAGES, Labels
 from fewshift.errors import FewshiftError
 from fewshift.images.cityscapes import RGB
-from fewshift.images.label_files import plain_name
+from fewshift.images.class_names import plain_name
 from fewshift.images.preprocess import Preprocess
 
 DATA_VARIABLE = "FEWSHIFT_DATA"

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from fewshift.errors import FewshiftError
-from fewshift.images.folders import IMAGE_SUFFIXES, image_files
+from fewshift.images.folders import image_files
+from fewshift.images.formats import IMAGE_SUFFIXES
 from fewshift.images.preprocess import Preprocess
 from fewshift.lab.datasets import digits
 from fewshift.lab.datasets.collection import Collection, check_classes, check_count, child_folder, find_home, no_domain
