@@ -11,8 +11,8 @@ from typing import Any, TextIO, Unpack
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._progress import Progress, Stage, plan, stage, told_to
-from fewshift.core.delta import Delta
+from fewshift.core._progress import Progress, Stage, plan, stage, told_to, watched_by
+from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
 from fewshift.core.method import Method, Needs
@@ -24,9 +24,10 @@ from fewshift.deploy.listing import Files
 from fewshift.deploy.merged import write_merged
 from fewshift.deploy.pixels import PixelPredictions
 from fewshift.errors import FewshiftError
-from fewshift.images.inputs import Steps, as_labelled
+from fewshift.images.inputs import Steps, as_labelled, left_out
 from fewshift.images.sliding_window import Size
-from fewshift.methods.catalog import method_of, sized
+from fewshift.methods.catalog import method_from_words, method_of, sized
+from fewshift.models.cards import known_card
 from fewshift.opening import Opened, blank_images, load, open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
@@ -39,19 +40,10 @@ from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.sanity import look_after
+from fewshift.trust.shift import shift
 
-__all__ = [
-    "apply",
-    "known_card",
-    "left_out",
-    "load",
-    "method_from_words",
-    "method_of",
-    "revert",
-    "shift",
-    "told_to",
-    "watched_by",
-]
+__all__ = ["apply", "known_card", "left_out", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]
+__all__ += ["watched_by"]
 
 
 def adapt(
