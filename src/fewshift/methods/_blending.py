@@ -25,7 +25,6 @@ from fewshift.errors import FewshiftError, NotFiniteError
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 CENTRE = 0.2  # where v lies most often
-GOOD = 0.9  # of the images right
 BESIDE = 256  # unlabelled images that share in the statistics, at most
 
 
@@ -90,14 +89,6 @@ class Blended:
         """(M, features) of the unlabelled images under the blend."""
         features = self.reading.features
         return None if features is None or self.beside is None else features[len(self.support) :]
-
-    @property
-    def good_already(self) -> bool:
-        """Whether most images are right, each normalised without itself: a head made of one image each is worse."""
-        if not self.support.kind.centroids:
-            return False
-        answers = torch.cat(list(self._logits_apart(self.v))).cpu().argmax(1)
-        return float((answers == self.support.targets.cpu()).double().mean()) > GOOD
 
     def held_out(self, folds: Sequence[Tensor]) -> list[Tensor]:
         """For each image, its logits apart under the v that the images of other folds choose."""

@@ -84,7 +84,7 @@ class Auto(Composite):
         if refinement.head is not None:
             # a single image cannot be held out and still give its class a row: the blend that the head rests on answers
             head = proposal(HEAD, refinement.head_tensors, refinement.head_held_out if several else by_blend)
-            candidates.insert(0 if several or not blend.good_already else 1, head)
+            candidates.insert(0, head)
             if several:
                 candidates.insert(0, proposal(ALL, refinement.tuned_tensors, refinement.tuned_held_out))
         return Proposals(candidates, refinement.folds, decisive=several)
