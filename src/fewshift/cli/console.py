@@ -249,7 +249,11 @@ def print_facts(title: str, facts: Mapping[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    if not sys.stdout.isatty():
+        width = max(map(len, facts))
+        typer.echo("\n".join([title, *(f"  {name:{width}}  {value}" for name, value in facts.items())]))
+        return
+    console = Console()
     console.print(title, style="bold", highlight=False)
     table = Table.grid(padding=(0, 2), pad_edge=True)
     table.add_column(no_wrap=True)

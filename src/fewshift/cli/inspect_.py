@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fewshift.cli.console import print_json, print_table
-from fewshift.cli.options import CLOSER, Json, NamedNetwork, command
+from fewshift.cli.options import CLOSER, NETWORK, Json, NamedNetwork, command
 
 
 @command(
@@ -21,7 +21,8 @@ from fewshift.cli.options import CLOSER, Json, NamedNetwork, command
 def inspect(
     network: NamedNetwork,
     size: Annotated[
-        int | None, typer.Option(min=1, max=9000, help="Run the network once on an image of this size.")
+        int | None,
+        typer.Option(min=1, max=9000, rich_help_panel=NETWORK, help="Run the network once on an image of this size."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -34,7 +34,7 @@ NOTES = {
 def list_(
     what: Annotated[
         Literal["methods", "models", "datasets", "grids", "algorithms", "recipes"],
-        typer.Argument(metavar="WHAT", help="methods, models, datasets, grids, algorithms or recipes."),
+        typer.Argument(show_choices=False, help="methods, models, datasets, grids, algorithms or recipes."),
     ],
     contains: Annotated[str, typer.Option("--filter", help="Only names that contain this.")] = "",
     folder: Annotated[Path | None, typer.Option(help="Folder of grid files; the package's own by default.")] = None,

@@ -312,15 +312,17 @@ def _shown(name: str, annotation: Any) -> Any:
     """The annotation of an option with its group, its short form, and what it takes, as help shows them."""
     kind, option = get_args(annotation)
     option = copy(option)
-    if option.metavar is None and isinstance(option, OptionInfo):
+    if not isinstance(option, OptionInfo):
+        option.metavar = option.metavar or name.upper()
+        return Annotated[kind, option]
+    if option.metavar is None:
         plain = next((each for each in get_args(kind) if each is not type(None)), kind)
         option.metavar = METAVARS.get(plain)
-    if isinstance(option, OptionInfo):
-        option.rich_help_panel = option.rich_help_panel or PANEL_OF.get(name)
-        if name in SHORT:
-            if option.default is ...:  # no name was declared
-                option.default = f"--{name}"
-            option.param_decls = (*(option.param_decls or ()), SHORT[name])
+    option.rich_help_panel = option.rich_help_panel or PANEL_OF.get(name)
+    if name in SHORT:
+        if option.default is ...:  # no name was declared
+            option.default = f"--{name}"
+        option.param_decls = (*(option.param_decls or ()), SHORT[name])
     return Annotated[kind, option]
 
 

@@ -19,7 +19,7 @@ from fewshift.cli.options import Json, command
     """
 )
 def show(
-    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A delta written by `fewshift adapt --out`.")],
+    delta: Annotated[Path, typer.Argument(help="A delta written by `fewshift adapt --out`.")],
     as_json: Json = False,
 ) -> None:
     """What a delta is: method, verdict, gain, evidence, classes, network and size.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewshift.cli.console import Lines, Tell, check_outputs, one_thread, print_json, progress_bar
-from fewshift.cli.options import RESEARCH, Json, command
+from fewshift.cli.options import IMAGES, RESEARCH, Json, Seed, command
 
 if TYPE_CHECKING:
     from fewshift.lab.training.checkpoint import Checkpoint
@@ -33,25 +33,36 @@ def train(
     dataset: Annotated[str, typer.Argument(help="See `fewshift list datasets`.")],
     target: Annotated[
         str | None,
-        typer.Option(help="The domain to keep out of training; all others train, unless --source names some."),
+        typer.Option(
+            metavar="DOMAIN", help="The domain to keep out of training; all others train, unless --source names some."
+        ),
     ] = None,
-    source: Annotated[list[str] | None, typer.Option(help="A domain to train on; give it once for each.")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option(metavar="DOMAIN", help="A domain to train on; give it once for each.")
+    ] = None,
     arch: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, package.module:factory or digits; by default the "
             "architecture of the data set's recipe.",
             show_default=False,
         ),
     ] = None,
-    algorithm: Annotated[str, typer.Option(help="Training algorithm; see `fewshift list algorithms`.")] = "erm",
+    algorithm: Annotated[
+        str, typer.Option(metavar="NAME", help="Training algorithm; see `fewshift list algorithms`.")
+    ] = "erm",
     recipe: Annotated[
         str,
         typer.Option(help="paper: as the paper trained its source networks; quick: minutes, from ImageNet weights."),
     ] = "paper",
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A field of the recipe or of the algorithm, such as --set label_smoothing=0.1."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A field of the recipe or of the algorithm, such as --set label_smoothing=0.1.",
+        ),
     ] = None,
     weights: Annotated[
         str,
@@ -62,11 +73,13 @@ def train(
             "such as smp:unet/tu-tf_efficientnet_lite0."
         ),
     ] = RANDOM,
-    size: Annotated[int | None, typer.Option(help="Size of the images that the network sees, in pixels.")] = None,
+    size: Annotated[
+        int | None, typer.Option(rich_help_panel=IMAGES, help="Size of the images that the network sees, in pixels.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="By default the recipe's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="By default the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate; by default the recipe's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    seed: Seed = 0,
     out: Annotated[
         Path | None, typer.Option(help="By default DATASET-TARGET.safetensors or DATASET-from-SOURCE.safetensors.")
     ] = None,
