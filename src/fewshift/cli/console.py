@@ -104,7 +104,7 @@ class Remaining:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began: float | None = None
-        self._told = self._done = self._then = 0.0
+        self._told = self._done = self._then = self._shown = 0.0
 
     def __call__(self, share: tuple[float, float]) -> None:
         """Hear how much is done, and how much will be after the step at hand."""
@@ -131,8 +131,9 @@ class Remaining:
 
     def __str__(self) -> str:
         seconds = self.seconds
+        self._shown = max(self._shown, self.share)  # a step that began slowly takes nothing back
         left = "time left not known yet" if seconds is None else f"about {_duration(seconds)} left"
-        return f"{int(100 * self.share)} %, {left}"
+        return f"{int(100 * self._shown)} %, {left}"
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def _bar(console: Console, doing: str, remaining: Remaining, stage: Callable[[],
         max_refresh = None
 
         def render(self, task: Task) -> Text:
-            task.completed = remaining.share
+            task.completed = max(task.completed, remaining.share)
             return Text(f"{remaining}  {stage()}")
 
     with Progress("{task.description}", BarColumn(), Words(), console=console, transient=True, expand=False) as bar:

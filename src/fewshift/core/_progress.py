@@ -118,7 +118,7 @@ def stage(what: str) -> Iterator[None]:
         yield
         return
     span = whole.enter(what)
-    whole.step(span, 0.0, 1.0)
+    whole.begin(span)
     try:
         yield
     finally:
@@ -167,6 +167,10 @@ class _Whole:
         self.spans.append(span)
         return span
 
+    def begin(self, span: _Span) -> None:
+        """Begin a stage whose steps are not known yet."""
+        self._tell(span.start, span.start)
+
     def step(self, span: _Span, start: float, end: float) -> None:
         """Begin a step, from one share of the span to another."""
         del self.spans[span.depth + 1 :]
@@ -180,7 +184,7 @@ class _Whole:
         del self.spans[span.depth :]
         holder = self.spans[-1]
         holder.free = max(holder.free, span.end)
-        self._tell(span.end, holder.end)
+        self._tell(span.end, span.end)  # what comes next is not known yet
 
     def _tell(self, done: float, then: float) -> None:
         self.done = max(self.done, done)
