@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fewshift.methods.source import Source
     from fewshift.methods.tent import Tent
     from fewshift.methods.testtime_bn import TestTimeBN
+    from fewshift.models.card_files import write_card
     from fewshift.report.comparison import Comparison
     from fewshift.report.learning_curve import LearningCurve
     from fewshift.report.results import Adaptation, Inspection
@@ -67,6 +68,7 @@ _NAMES = {
     "methods.source": "Source",
     "methods.tent": "Tent",
     "methods.testtime_bn": "TestTimeBN",
+    "models.card_files": "write_card",
     "report.comparison": "Comparison",
     "report.learning_curve": "LearningCurve",
     "report.results": "Adaptation Inspection",
@@ -115,6 +117,7 @@ __all__ = [
     "predict",
     "revert",
     "shift",
+    "write_card",
 ]
 
 

@@ -22,6 +22,7 @@ COMMANDS = (  # in the order in which help lists them
     "shift",
     "learning_curve",
     "merge",
+    "card",
     "train",
     "bench",
     "report",
