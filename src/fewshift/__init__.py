@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fewshift.methods.source import Source
     from fewshift.methods.tent import Tent
     from fewshift.methods.testtime_bn import TestTimeBN
+    from fewshift.models.card_files import write_card
     from fewshift.report.cautions import CautionWarning
     from fewshift.report.comparison import Comparison
     from fewshift.report.learning_curve import LearningCurve
@@ -71,6 +72,7 @@ _NAMES = {
     "methods.source": "Source",
     "methods.tent": "Tent",
     "methods.testtime_bn": "TestTimeBN",
+    "models.card_files": "write_card",
     "report.cautions": "CautionWarning",
     "report.comparison": "Comparison",
     "report.learning_curve": "LearningCurve",
@@ -122,6 +124,7 @@ __all__ = [
     "predict",
     "revert",
     "shift",
+    "write_card",
 ]
 
 

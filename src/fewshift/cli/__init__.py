@@ -25,6 +25,7 @@ COMMANDS = (  # in the order in which help lists them
     "compare",
     "learning_curve",
     "list",
+    "card",
     "train",
     "bench",
     "report",

@@ -162,7 +162,9 @@ class NamedNetwork:
     @property
     def files(self) -> list[Path]:
         """What is read: the weights and the card beside them."""
-        return [] if self.weights is None else [self.weights, self.weights.with_suffix(".json")]
+        if self.weights is None:
+            return []
+        return [self.weights, self.weights.with_suffix(".json"), self.weights.with_name("config.json")]
 
     def built(self, classes: Sequence[str] | None = None, instead: str | None = None) -> nn.Module:
         """The network, with `instead` for weights that are not named; stderr says which part of a file was read."""

@@ -69,6 +69,13 @@ class Card:
     validation: Path | None = None  # a list of the images that were not, "path label" in each line, labels from 0
     misspelt: tuple[tuple[str, str], ...] = ()  # keys of that file that are not known, and those they may stand for
 
+    def to_json(self) -> dict[str, Any]:
+        """What a card file about this network says: all that is known but where its weights are."""
+        arch = self.arch if self.arch and in_library(self.arch) else None  # a card names no code to run
+        steps = {} if self.preprocess is None else self.preprocess.to_json()
+        parts = {"arch": arch, "classes": self.classes and list(self.classes), "algorithm": self.algorithm}
+        return {key: value for key, value in parts.items() if value is not None} | steps
+
     def over(self, own: Preprocess | None) -> Card:
         """This card with its steps laid over the library's own: a card need not repeat what the library knows."""
         if not self.steps:
