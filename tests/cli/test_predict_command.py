@@ -97,7 +97,7 @@ def test_a_table_is_not_written_over_a_list_or_an_image(run, place, words):
     (place / "list.txt").write_text(str(place / "photos/ant/0.png"))
     paths = [f"@{place / word[1:]}" if word.startswith("@") else place / word for word in words]
     done = run("predict", *network_options(place), *paths, "--out", place / "list.txt")
-    assert done.code == 1
+    assert done.code == 2
     assert "is read as well" in done.stderr
 
 

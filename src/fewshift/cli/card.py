@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fewshift.cli.console import check_outputs, print_json
-from fewshift.cli.options import Json, NetworkOptions, command
+from fewshift.cli.options import RESEARCH, Json, NetworkOptions, command
 from fewshift.errors import FewshiftError
 
 
@@ -24,7 +24,12 @@ class DescribedNetwork(NetworkOptions):
     ] = None
 
 
-@command()
+@command(
+    panel=RESEARCH,
+    examples="""
+    fewshift card w.pth -m timm:resnet18 --classes cat,dog,eel --resize 256 --crop 224
+    """,
+)
 def card(
     network: DescribedNetwork,
     out: Annotated[Path | None, typer.Option(help="Write it here instead of beside the weights.")] = None,
@@ -35,8 +40,6 @@ def card(
     """Write a card: the network, its classes and its preprocessing, so that the weights alone are enough.
 
     The weights are loaded first, so a card that is written fits them.
-
-    Example: fewshift card w.pth --model timm:resnet18 --classes cat,dog,eel --resize 256 --crop 224
     """
     import fewshift
     from fewshift.api import known_card

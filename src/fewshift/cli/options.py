@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import inspect
 import shlex
 import sys
@@ -66,12 +67,13 @@ app = typer.Typer(
 
 NETWORK, IMAGES, METHOD, EVIDENCE, OUTPUT, RUNNING = "Network", "Images", "Method", "Evidence", "Output", "Running"
 PANELS = {  # the group in which help shows an option, by the name of its parameter
-    NETWORK: "model arch weights delta classes head",
-    IMAGES: "support target source labelled unlabelled shots resize crop mean std window stride",
+    NETWORK: "model arch weights ema delta classes head",
+    IMAGES: "support target source labelled unlabelled shots resize crop mean std interpolation squeeze window stride",
     METHOD: "method methods setting size drop_suspects seed algorithm recipe epochs batch_size lr",
-    EVIDENCE: "validate accept select draws",
+    EVIDENCE: "validate accept check select draws fail_on_alarm",
     RUNNING: "workers engine address data_root threads device",
-    OUTPUT: "out report write_rejected verbose overwrite resume revert everything contains folder as_json",
+    OUTPUT: "out report strict top all_probabilities with_source dry_run write_rejected verbose overwrite resume revert "
+    "everything contains folder as_json",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 SHORT = {"model": "-m", "weights": "-w", "support": "-s", "delta": "-d", "out": "-o", "workers": "-j"}
@@ -330,6 +332,9 @@ def _shown(name: str, annotation: Any) -> Any:
 
 def _refuse_missing_inputs(values: Mapping[str, Any]) -> None:
     """Notice a mistyped path before a network is built."""
+    for word in values["images"] if isinstance(values.get("images"), list) else []:
+        if word != "-" and not glob.has_magic(word):
+            refuse_missing(Path(word.removeprefix("@")))
     for name in READ:
         value = values.get(name)
         path = name == "validate" or isinstance(value, Path)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_left_out, print_table, refuse_overwriting
+from fewshift.cli.console import MisuseError, print_json, print_left_out, print_table, refuse_overwriting
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
-from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
     from fewshift import ImagePredictions, PixelPredictions
@@ -93,7 +92,7 @@ def _check_out(out: Path | None, images: Sequence[str], read: Sequence[Path | No
     if out is not None and out.is_file():
         for folder in (place for place in places if place.is_dir()):
             if out.resolve().is_relative_to(folder.resolve()):
-                raise FewshiftError(f"{out} lies among the images: choose another --out")
+                raise MisuseError(f"{out} lies among the images: choose another --out")
 
 
 @contextmanager

@@ -268,3 +268,35 @@ def _listed(counts: Mapping[int, int], unit: str) -> str:
     )
     more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
     return f"label{'s' if len(counts) > 1 else ''} {named}{more} {'are' if len(counts) > 1 else 'is'}"
+
+
+def each_of(tensors: Stack, change: Callable[[Tensor], Tensor]) -> Stack:
+    """`change` of the one tensor, or of every tensor where sizes differ."""
+    return change(tensors) if isinstance(tensors, Tensor) else tuple(change(tensor) for tensor in tensors)
+
+
+def as_one(tensors: Stack) -> Tensor:
+    """One tensor, or an error if sizes differ."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    sizes = sorted({extent(tensor.shape[-2:]) for tensor in tensors})
+    raise FewshiftError(
+        f"images of {len(sizes)} different sizes ({', '.join(sizes[:2])}) cannot go together: "
+        "take one at a time (batch_size=1), or preprocess them to one size"
+    )
+
+
+def at_places(tensors: Stack, indices: Tensor) -> Stack:
+    """Those at `indices`."""
+    if isinstance(tensors, Tensor):
+        return tensors[indices]
+    return stacked(tuple(tensors[index] for index in indices.tolist()))
+
+
+def stacked(tensors: Any, what: str = "images") -> Stack:
+    """One tensor if the shapes allow it."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    if not isinstance(tensors, Sequence) or not all(isinstance(each, Tensor) for each in tensors):
+        raise FewshiftError(f"{what} are no tensors ({type(tensors).__name__}): give one tensor, or a list of them")
+    return torch.stack(tuple(tensors)) if len({tensor.shape for tensor in tensors}) == 1 else tuple(tensors)

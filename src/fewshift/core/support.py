@@ -12,7 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewshift.core._display import Displayed, few
-from fewshift.core.labels import Augment, Labels, Stack, extent, kind_of, random_folds
+from fewshift.core.labels import (
+    Augment,
+    Labels,
+    Stack,
+    as_one,
+    at_places,
+    each_of,
+    extent,
+    kind_of,
+    random_folds,
+    stacked,
+)
 from fewshift.core.left_out import LeftOut
 from fewshift.core.losses import IGNORE, Loss, at_labels, cross_entropy
 from fewshift.core.randomness import checked_seed
@@ -41,7 +52,7 @@ class Support(Displayed):
 
     def __post_init__(self) -> None:
         for name in ("images", "labels"):
-            object.__setattr__(self, name, _stacked(getattr(self, name), name))
+            object.__setattr__(self, name, stacked(getattr(self, name), name))
         if len(self.images) != len(self.labels):
             raise FewshiftError(
                 f"{len(self.images)} images but {len(self.labels)} labels: give one label for each image"
@@ -65,7 +76,7 @@ class Support(Displayed):
                     f"labels have shape {tuple(label.shape)} for an image: "
                     "give one class index for each image, or for each pixel"
                 )
-        object.__setattr__(self, "labels", _each(self.labels, Tensor.long))
+        object.__setattr__(self, "labels", each_of(self.labels, Tensor.long))
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             raise FewshiftError(f"class name '{twice}' occurs twice: name every class once")
@@ -98,12 +109,12 @@ class Support(Displayed):
     @property
     def pictures(self) -> Tensor:
         """All images as one tensor, or an error if their sizes differ."""
-        return _one(self.images)
+        return as_one(self.images)
 
     @property
     def targets(self) -> Tensor:
         """All labels as one tensor, or an error if their sizes differ."""
-        return _one(self.labels)
+        return as_one(self.labels)
 
     @property
     def counts(self) -> dict[int, int]:
@@ -126,12 +137,14 @@ class Support(Displayed):
         else:
             images = tuple(make(image[None])[0] for image in self.images)
         device = images[0].device
-        return replace(self, images=images, labels=_each(self.labels, lambda label: label.to(device)))
+        return replace(self, images=images, labels=each_of(self.labels, lambda label: label.to(device)))
 
     def part(self, indices: Tensor) -> Support:
         """The images at `indices`, in that order."""
         files = None if self.files is None else tuple(self.files[at] for at in indices.tolist())
-        return replace(self, images=_at(self.images, indices), labels=_at(self.labels, indices), files=files)
+        return replace(
+            self, images=at_places(self.images, indices), labels=at_places(self.labels, indices), files=files
+        )
 
     def splits(self, folds: Sequence[Tensor]) -> list[tuple[Support, Support]]:
         """(all other images, the fold) for every fold of positions."""
@@ -180,10 +193,10 @@ class Support(Displayed):
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels at `indices`; each image is augmented on its own if there is an augmentation."""
         if self.augment is None:
-            images, labels = _one(_at(self.images, indices)), _one(_at(self.labels, indices))
+            images, labels = as_one(at_places(self.images, indices)), as_one(at_places(self.labels, indices))
         else:
             pairs = [self.kind.view(self.augment, self.images[index], self.labels[index]) for index in indices.tolist()]
-            images, labels = (_one(_stacked(tuple(column))) for column in zip(*pairs, strict=True))
+            images, labels = (as_one(stacked(tuple(column))) for column in zip(*pairs, strict=True))
         if self.images[0].ndim == 3 and self.images[0][None].is_contiguous(memory_format=torch.channels_last):
             images = images.contiguous(memory_format=torch.channels_last)
         return images, labels
@@ -327,33 +340,3 @@ def others(indices: Tensor, total: int) -> Tensor:
     keep = torch.ones(total, dtype=torch.bool)
     keep[indices] = False
     return keep.nonzero().flatten()
-
-
-def _stacked(tensors: Any, what: str = "images") -> Stack:
-    """One tensor if the shapes allow it."""
-    if isinstance(tensors, Tensor):
-        return tensors
-    if not isinstance(tensors, Sequence) or not all(isinstance(each, Tensor) for each in tensors):
-        raise FewshiftError(f"{what} are no tensors ({type(tensors).__name__}): give one tensor, or a list of them")
-    return torch.stack(tuple(tensors)) if len({tensor.shape for tensor in tensors}) == 1 else tuple(tensors)
-
-
-def _each(tensors: Stack, change: Callable[[Tensor], Tensor]) -> Stack:
-    """`change` of the one tensor, or of every tensor where sizes differ."""
-    return change(tensors) if isinstance(tensors, Tensor) else tuple(change(tensor) for tensor in tensors)
-
-
-def _one(tensors: Stack) -> Tensor:
-    if isinstance(tensors, Tensor):
-        return tensors
-    sizes = sorted({extent(tensor.shape[-2:]) for tensor in tensors})
-    raise FewshiftError(
-        f"images of {len(sizes)} different sizes ({', '.join(sizes[:2])}) cannot go together: "
-        "take one at a time (batch_size=1), or preprocess them to one size"
-    )
-
-
-def _at(tensors: Stack, indices: Tensor) -> Stack:
-    if isinstance(tensors, Tensor):
-        return tensors[indices]
-    return _stacked(tuple(tensors[index] for index in indices.tolist()))
