@@ -16,7 +16,7 @@ from fewshift.lab.datasets import digits
 from fewshift.models.cards import Card, known_card, with_card
 from fewshift.report.cautions import plain, sentence
 from fewshift.trust.permuted import find_cycles, rings
-from fewshift.trust.sanity import Caution, Kind
+from fewshift.trust.sanity import Caution, CautionKind
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 HALF = Preprocess(None, None, (0.5,), (0.5,))
@@ -50,7 +50,7 @@ def relabelled(labelled: Support, new: list[int]) -> Support:
     return Support(labelled.images, torch.tensor(new)[labelled.labels], labelled.classes)
 
 
-def warnings_of(network: nn.Module, labelled: object, **arguments: object) -> dict[Kind, Caution]:
+def warnings_of(network: nn.Module, labelled: object, **arguments: object) -> dict[CautionKind, Caution]:
     result = fewshift.adapt(network, labelled, method="adabn", validate=None, **arguments)
     return {caution.kind: caution for caution in result.warnings}
 
@@ -99,14 +99,16 @@ def test_the_refusal_names_folders_to_rename_where_the_order_is_known(own):
 
 
 def test_without_the_check_permuted_labels_are_a_warning(network, own):
-    caution = warnings_of(network, relabelled(support(own, 5), [1, 2, 0, *range(3, 10)]), check=False)[Kind.PERMUTED]
+    caution = warnings_of(network, relabelled(support(own, 5), [1, 2, 0, *range(3, 10)]), check=False)[
+        CautionKind.PERMUTED
+    ]
     assert set(caution.pairs) == {("1", "0"), ("2", "1"), ("0", "2")}
 
 
 def test_two_swapped_classes_are_a_warning_with_both_counts(network, own):
     labelled = relabelled(support(own, 5, names=NAMES), [0, 1, 7, 3, 4, 5, 6, 2, 8, 9])
     predicted, rows = network(labelled.images).argmax(1), torch.isin(labelled.labels, torch.tensor([2, 7]))
-    caution = warnings_of(network, labelled)[Kind.SWAPPED]
+    caution = warnings_of(network, labelled)[CautionKind.SWAPPED]
     assert set(caution.classes) == {"two", "seven"}
     assert caution.images == 10
     assert caution.before == (int((predicted == labelled.labels)[rows].sum()),)
@@ -136,7 +138,7 @@ def test_uneven_classes_are_counted(network, other):
     many = support(other, 20, names=NAMES)
     order = torch.arange(len(many)) % 20  # of an image within its class
     uneven = kept(many, (many.labels == 3) | (order < 2))
-    caution = warnings_of(network, uneven)[Kind.UNEVEN]
+    caution = warnings_of(network, uneven)[CautionKind.UNEVEN]
     assert dict(zip(caution.classes, caution.counts, strict=True)) == dict.fromkeys(NAMES, 2) | {"three": 20}
     assert "20 of three" in sentence(caution)
 
@@ -145,12 +147,12 @@ def test_uneven_classes_are_counted(network, other):
 def test_classes_of_about_the_same_size_or_with_enough_images_are_even(network, other, most, least):
     many = support(other, most)
     order = torch.arange(len(many)) % most
-    assert Kind.UNEVEN not in warnings_of(network, kept(many, (many.labels == 3) | (order < least)))
+    assert CautionKind.UNEVEN not in warnings_of(network, kept(many, (many.labels == 3) | (order < least)))
 
 
 def test_nothing_is_known_about_a_class_without_images(network, other):
     many = support(other, 5, names=NAMES)
-    caution = warnings_of(network, kept(many, many.labels != 5))[Kind.UNSEEN]
+    caution = warnings_of(network, kept(many, many.labels != 5))[CautionKind.UNSEEN]
     assert caution.classes == ("five",)
     assert "nothing is known about five" in sentence(caution)
 
@@ -166,7 +168,7 @@ def test_unlabelled_images_show_how_often_a_class_without_images_is_predicted(ne
 
 
 def test_a_class_predicted_less_than_half_as_often_may_be_forgotten():
-    caution = Caution(Kind.UNSEEN, ("ant", "bee", "cat"), images=50, before=(10, 10, 1), after=(4, 5, 0))
+    caution = Caution(CautionKind.UNSEEN, ("ant", "bee", "cat"), images=50, before=(10, 10, 1), after=(4, 5, 0))
     assert caution.forgotten == ("ant",)
     assert "ant may be forgotten" in sentence(caution)
 
@@ -178,7 +180,7 @@ def test_a_class_predicted_less_than_half_as_often_may_be_forgotten():
 def test_a_wrong_preprocessing_is_noticed_and_the_right_one_named(network, other, assumed):
     images, labels = other[0][:50], other[1][:50]
     bare = with_card(digits.source_network(), Card())
-    caution = warnings_of(bare, (assumed.normalise(images), labels), preprocess=assumed)[Kind.PREPROCESSING]
+    caution = warnings_of(bare, (assumed.normalise(images), labels), preprocess=assumed)[CautionKind.PREPROCESSING]
     best = caution.homes.better[0]
     assert (best.name, best.mean, best.std) == ("MNIST's", (0.1307,), (0.3081,))
     assert "--mean 0.1307 --std 0.3081" in sentence(caution)
@@ -188,24 +190,24 @@ def test_a_wrong_preprocessing_is_noticed_and_the_right_one_named(network, other
 def test_tensors_that_nobody_has_normalised_are_noticed(network, own, scale):
     images, labels = own
     drawn = draw_support(labels, 5, 0)
-    caution = warnings_of(network, (scale * images[drawn], labels[drawn]))[Kind.PREPROCESSING]
+    caution = warnings_of(network, (scale * images[drawn], labels[drawn]))[CautionKind.PREPROCESSING]
     assert caution.homes.better[0].name == "its card's"
 
 
 def test_a_crop_larger_than_the_resized_image_is_said(network, other):
     steps = Preprocess(20, 28, (0.1307,), (0.3081,))
-    caution = warnings_of(network, support(other, 3), preprocess=steps)[Kind.BORDERS]
+    caution = warnings_of(network, support(other, 3), preprocess=steps)[CautionKind.BORDERS]
     assert caution.sizes == (20, 28)
 
 
 def test_probabilities_taken_for_logits_are_said(network, other):
     cautions = warnings_of(nn.Sequential(network, nn.Softmax(1)), support(other, 3))
-    assert Kind.PROBABILITIES in cautions
+    assert CautionKind.PROBABILITIES in cautions
 
 
 def test_logits_are_not_taken_for_probabilities(network, other):
     log_probabilities = nn.Sequential(network, nn.LogSoftmax(1))
-    assert Kind.PROBABILITIES not in warnings_of(log_probabilities, support(other, 3))
+    assert CautionKind.PROBABILITIES not in warnings_of(log_probabilities, support(other, 3))
 
 
 @pytest.fixture
@@ -236,7 +238,7 @@ def test_the_deltas_own_steps_are_no_contradiction(network, delta, picture):
 def test_folders_whose_order_nothing_says_are_noted_and_that_is_not_serious(network, own, tmp_path):
     names = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")
     write(own, names, tmp_path)
-    caution = warnings_of(network, tmp_path)[Kind.ASSUMED_ORDER]
+    caution = warnings_of(network, tmp_path)[CautionKind.ASSUMED_ORDER]
     assert (caution.classes, caution.serious) == (names, False)
     assert warnings_of(network, tmp_path, classes=names) == {}
     known = with_card(digits.source_network(), Card(classes=names, preprocess=digits.PREPROCESS))
@@ -256,12 +258,12 @@ def test_classes_in_another_order_than_on_the_card_are_refused(other):
 
 def test_misspelt_keys_of_a_card_are_said(network, other):
     card = Card(preprocess=known_card(network).preprocess, misspelt=(("resise", "resize"),))
-    caution = warnings_of(with_card(digits.source_network(), card), support(other, 3))[Kind.CARD_KEY]
+    caution = warnings_of(with_card(digits.source_network(), card), support(other, 3))[CautionKind.CARD_KEY]
     assert "'resise' is not known, did you mean 'resize'?" in sentence(caution)
 
 
 def test_every_kind_of_caution_has_a_sentence_and_survives_json(network, own):
     cautions = warnings_of(network, (own[0][:20], own[1][:20] % 3), classes=NAMES).values()
-    assert {caution.kind for caution in cautions} >= {Kind.UNSEEN, Kind.PREPROCESSING}
+    assert {caution.kind for caution in cautions} >= {CautionKind.UNSEEN, CautionKind.PREPROCESSING}
     for caution in cautions:
         assert json.loads(json.dumps(plain(caution)))["kind"] == caution.kind.value

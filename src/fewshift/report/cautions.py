@@ -11,7 +11,7 @@ from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import Card
 from fewshift.report import prose
 from fewshift.trust.at_home import Home
-from fewshift.trust.sanity import Caution, Kind, card_cautions, step_cautions
+from fewshift.trust.sanity import Caution, CautionKind, card_cautions, step_cautions
 
 NAMED = 6  # classes that a sentence names
 
@@ -106,19 +106,19 @@ def _card_key(caution: Caution) -> str:
     return f"the network's card has keys that are ignored: {' '.join(pairs)}"
 
 
-SENTENCES: Mapping[Kind, Callable[[Caution], str]] = {
-    Kind.PERMUTED: _permuted,
-    Kind.SWAPPED: _swapped,
-    Kind.UNEVEN: _uneven,
-    Kind.UNSEEN: _unseen,
-    Kind.PREPROCESSING: _preprocessing,
-    Kind.BORDERS: _borders,
-    Kind.CONTRADICTED: _contradicted,
-    Kind.PROBABILITIES: lambda _: (
+SENTENCES: Mapping[CautionKind, Callable[[Caution], str]] = {
+    CautionKind.PERMUTED: _permuted,
+    CautionKind.SWAPPED: _swapped,
+    CautionKind.UNEVEN: _uneven,
+    CautionKind.UNSEEN: _unseen,
+    CautionKind.PREPROCESSING: _preprocessing,
+    CautionKind.BORDERS: _borders,
+    CautionKind.CONTRADICTED: _contradicted,
+    CautionKind.PROBABILITIES: lambda _: (
         "the network's outputs are probabilities and are taken for logits: leave out its last softmax"
     ),
-    Kind.CARD_KEY: _card_key,
-    Kind.ASSUMED_ORDER: lambda caution: (
+    CautionKind.CARD_KEY: _card_key,
+    CautionKind.ASSUMED_ORDER: lambda caution: (
         f"no card says in which order the network's outputs are: took the order {_listed(caution.classes)}"
     ),
 }

@@ -28,7 +28,7 @@ ASKED = 256  # unlabelled images that both networks predict, at most
 OFTEN = 3  # predictions of a class, from which on half as many is a loss and not chance
 
 
-class Kind(Enum):
+class CautionKind(Enum):
     """What looks wrong."""
 
     PERMUTED = "permuted"
@@ -47,7 +47,7 @@ class Kind(Enum):
 class Caution:
     """Something that looks wrong, as facts. Which fields are filled depends on the kind."""
 
-    kind: Kind
+    kind: CautionKind
     classes: tuple[str, ...] = ()  # that it is about
     counts: tuple[int, ...] = ()  # of images, one for each of these classes
     pairs: tuple[tuple[str, str], ...] = ()  # a class and what it looks like; a key of the card and what it may mean
@@ -60,13 +60,15 @@ class Caution:
     @property
     def serious(self) -> bool:
         """Whether it is a reason to hesitate; what was merely assumed is not."""
-        return self.kind is not Kind.ASSUMED_ORDER
+        return self.kind is not CautionKind.ASSUMED_ORDER
 
     @property
     def forgotten(self) -> tuple[str, ...]:
         """Classes without images that the adapted network predicts less than half as often as the source."""
         rows = (
-            zip(self.classes, self.before, self.after, strict=True) if self.kind is Kind.UNSEEN and self.after else ()
+            zip(self.classes, self.before, self.after, strict=True)
+            if self.kind is CautionKind.UNSEEN and self.after
+            else ()
         )
         return tuple(name for name, before, after in rows if before >= OFTEN and 2 * after < before)
 
@@ -102,7 +104,7 @@ def look_before(known: Known, *, refuse: bool = True) -> tuple[Caution, ...]:
     cautions = tuple(caution for check in CHECKS for caution in check(known))
     if refuse:
         for caution in cautions:
-            if caution.kind is Kind.PERMUTED and 2 * caution.after[0] >= caution.images:
+            if caution.kind is CautionKind.PERMUTED and 2 * caution.after[0] >= caution.images:
                 raise FewshiftError(_refusal(caution, known))
     return cautions
 
@@ -117,15 +119,15 @@ def _cycles(known: Known) -> Iterable[Caution]:
         return
     cycles = find_cycles(logits, labels)
     for cycle in (cycle for cycle in cycles if len(cycle.classes) == 2):
-        yield _moved(Kind.SWAPPED, [cycle], support, cycle.as_labelled, cycle.as_moved, cycle.images)
+        yield _moved(CautionKind.SWAPPED, [cycle], support, cycle.as_labelled, cycle.as_moved, cycle.images)
     longer = [cycle for cycle in cycles if len(cycle.classes) > 2]
     if longer:
         right = int((logits.argmax(1) == labels).sum())
         gained = sum(cycle.as_moved - cycle.as_labelled for cycle in longer)
-        yield _moved(Kind.PERMUTED, longer, support, right, right + gained, len(labels))
+        yield _moved(CautionKind.PERMUTED, longer, support, right, right + gained, len(labels))
 
 
-def _moved(kind: Kind, cycles: list[Cycle], support: Support, before: int, after: int, images: int) -> Caution:
+def _moved(kind: CautionKind, cycles: list[Cycle], support: Support, before: int, after: int, images: int) -> Caution:
     moves = [move for cycle in cycles for move in cycle.moves if move[0] in support.counts]
     pairs = tuple((_name(support, label), _name(support, like)) for label, like in moves)
     return Caution(
@@ -142,7 +144,7 @@ def _uneven(known: Known) -> Iterable[Caution]:
     if most > UNEVEN * least and least <= FEW:
         rows = sorted(support.counts.items(), key=lambda row: -row[1])
         names = tuple(_name(support, label) for label, _ in rows)
-        yield Caution(Kind.UNEVEN, names, tuple(count for _, count in rows), images=len(support))
+        yield Caution(CautionKind.UNEVEN, names, tuple(count for _, count in rows), images=len(support))
 
 
 def _unseen(known: Known) -> Iterable[Caution]:
@@ -152,7 +154,7 @@ def _unseen(known: Known) -> Iterable[Caution]:
         return
     names = tuple(_name(support, label) for label in range(classes) if label not in support.counts)
     if names:
-        yield Caution(Kind.UNSEEN, names)
+        yield Caution(CautionKind.UNSEEN, names)
 
 
 def _preprocessing(known: Known) -> Iterable[Caution]:
@@ -171,7 +173,7 @@ def _preprocessing(known: Known) -> Iterable[Caution]:
     raw = not from_files and all(image.min() >= 0 for image in images)  # tensors that nobody has normalised
     homes = find_homes(known.network, images, None if raw else known.preprocess, known.card.preprocess)
     if homes is not None:
-        yield Caution(Kind.PREPROCESSING, images=len(images), homes=homes)
+        yield Caution(CautionKind.PREPROCESSING, images=len(images), homes=homes)
 
 
 def step_cautions(steps: Preprocess | None, stored: Preprocess | None = None) -> Iterable[Caution]:
@@ -179,11 +181,11 @@ def step_cautions(steps: Preprocess | None, stored: Preprocess | None = None) ->
     if steps is None:
         return
     if steps.resize is not None and steps.crop is not None and steps.resize < steps.crop:
-        yield Caution(Kind.BORDERS, sizes=(steps.resize, steps.crop))
+        yield Caution(CautionKind.BORDERS, sizes=(steps.resize, steps.crop))
     if stored is not None and steps != stored:
         now, then = steps.to_json(), stored.to_json()
         pairs = tuple((f"{name} {now[name]}", str(then[name])) for name in now if now[name] != then[name])
-        yield Caution(Kind.CONTRADICTED, pairs=pairs)
+        yield Caution(CautionKind.CONTRADICTED, pairs=pairs)
 
 
 def _probabilities(known: Known) -> Iterable[Caution]:
@@ -192,13 +194,13 @@ def _probabilities(known: Known) -> Iterable[Caution]:
     if logits is None or logits.shape[1] < 2:
         return
     if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
-        yield Caution(Kind.PROBABILITIES, images=len(logits))
+        yield Caution(CautionKind.PROBABILITIES, images=len(logits))
 
 
 def card_cautions(card: Card) -> Iterable[Caution]:
     """Keys of the card that look like misspelt ones."""
     if card.misspelt:
-        yield Caution(Kind.CARD_KEY, pairs=card.misspelt)
+        yield Caution(CautionKind.CARD_KEY, pairs=card.misspelt)
 
 
 def _assumed(known: Known) -> Iterable[Caution]:
@@ -207,7 +209,7 @@ def _assumed(known: Known) -> Iterable[Caution]:
     if support is None or support.files is None or support.classes is None or known.named:
         return
     if support.classes != tuple(map(str, range(len(support.classes)))):
-        yield Caution(Kind.ASSUMED_ORDER, support.classes)
+        yield Caution(CautionKind.ASSUMED_ORDER, support.classes)
 
 
 CHECKS: tuple[Callable[[Known], Iterable[Caution]], ...] = (
@@ -263,14 +265,16 @@ def look_after(
     support, unlabelled = target.support, target.unlabelled
     if support is None or unlabelled is None or len(network.output) != 1:
         return cautions
-    if all(caution.kind is not Kind.UNSEEN for caution in cautions):
+    if all(caution.kind is not CautionKind.UNSEEN for caution in cautions):
         return cautions
     places = torch.linspace(0, len(unlabelled) - 1, min(ASKED, len(unlabelled))).round().long()
     batches = [unlabelled.batch(part) for part in places.split(MINIBATCH)]
     labels = [label for label in range(network.output[0]) if label not in support.counts]
     before, after = (_tally(model, batches, labels) for model in (network.model, adapted))
     return tuple(
-        replace(caution, images=len(places), before=before, after=after) if caution.kind is Kind.UNSEEN else caution
+        replace(caution, images=len(places), before=before, after=after)
+        if caution.kind is CautionKind.UNSEEN
+        else caution
         for caution in cautions
     )
 
