@@ -241,6 +241,24 @@ def test_a_function_that_makes_no_float_tensor_is_one_sentence_with_the_file(
         as_support(photos, "resnet")  # type: ignore[arg-type]
 
 
+def test_a_random_function_is_refused_and_leaves_random_states_alone(photos: Path) -> None:
+    import random
+
+    from timm.data import create_transform
+    from torchvision import transforms
+
+    flip = transforms.Compose([transforms.ToTensor(), transforms.RandomHorizontalFlip()])
+    training = create_transform((3, 8, 8), is_training=True)
+    for function in (flip, training, lambda image: EIGHT(image) * np.random.rand()):
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        with pytest.raises(
+            FewshiftError, match=r"0\.png: preprocess=.* is random: pass the preprocessing of evaluation"
+        ):
+            as_support(photos, function)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
 def test_labels_of_pixels_need_steps_that_know_them(scenes: Path) -> None:
     with pytest.raises(FewshiftError, match=r"labels of pixels .*pass preprocess=fewshift\.Preprocess"):
         as_support(scenes, lambda image: image, classes=NAMES)

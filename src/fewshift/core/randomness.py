@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -36,6 +36,26 @@ def checked_seed(seed: int) -> int:
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise FewshiftError(f"seed={seed!r} is no seed: give a whole number from 0 to {2**32 - 1}")
     return seed
+
+
+@contextmanager
+def watched_randomness() -> Iterator[Callable[[], bool]]:
+    """Restore the global random states of the CPU after the block; the value says whether the block drew from them."""
+    tensor, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+
+    def drawn() -> bool:
+        now = np.random.get_state(legacy=False)
+        same = numpy["state"]["pos"] == now["state"]["pos"] and np.array_equal(
+            numpy["state"]["key"], now["state"]["key"]
+        )
+        return not (same and random.getstate() == python and torch.equal(torch.get_rng_state(), tensor))
+
+    try:
+        yield drawn
+    finally:
+        torch.set_rng_state(tensor)
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 _alone = threading.RLock()  # the global random states are one per process

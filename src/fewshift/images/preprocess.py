@@ -20,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fewshift.core.losses import IGNORE
+from fewshift.core.randomness import watched_randomness
 from fewshift.errors import FewshiftError
 from fewshift.images.formats import remedy, teach_pillow
 
@@ -160,10 +161,15 @@ class Transform:
     def __call__(self, image: Any) -> Tensor:
         """The tensor of one image, or an error if the function makes none."""
         try:
-            tensor = self.function(image)
+            with watched_randomness() as drawn:
+                tensor, random = self.function(image), drawn()
         except Exception as error:  # a user's function raises whatever it likes
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise FewshiftError(f"preprocess={self.name} failed ({reason}): let it take a PIL image") from error
+        if random:
+            raise FewshiftError(
+                f"preprocess={self.name} is random: pass the preprocessing of evaluation, and random views as augment="
+            )
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = f"{tensor.dtype} values" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
             raise FewshiftError(
