@@ -118,9 +118,9 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
     held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
     predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)
     verdict = decide(accept, evidence)
-    candidate = predictor.to(opened.home)
+    candidate = network.as_given(predictor).to(opened.home)
     return Adaptation(
-        model=candidate if verdict.accepted else network.with_tensors({}).to(opened.home),
+        model=candidate if verdict.accepted else network.as_given(network.with_tensors({})).to(opened.home),
         source=opened.model,
         method=method,
         verdict=verdict,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,10 +17,10 @@ from torch.nn.utils import parametrize
 
 from fewshift.core._arguments import checked_model
 from fewshift.core.normalisation import Whitening
+from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
 from fewshift.core.probing import executions, find_head, last_outputs, named_head
 from fewshift.errors import FewshiftError
 
-MAIN = ("logits", "out", "output", "main", "pred", "seg", "sem_seg")  # names of the main output
 LIVE = 6  # activations of the largest size that a pass holds at once: a branch, its shortcut, their moments
 FUSED = "convolution and BatchNorm are fused, nothing is left to adapt"  # a reason to skip a layer
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
@@ -63,6 +63,7 @@ class Network:
     classes: int | None
     output: tuple[int, ...] = ()  # shape of the logits of one image: (classes,) or (classes, height, width)
     widest: float = 0  # values that enter the widest layer, per value of the image
+    single: bool = False  # whether the user's network has one output for two classes; here its head has two rows
 
     @classmethod
     def of(cls, model: nn.Module | Network, images: Tensor, head: str | None = None) -> Network:
@@ -85,12 +86,16 @@ class Network:
                     f"the network cannot run on images of shape {shape} ({_first_line(error)}): "
                     "check size, channels and preprocessing"
                 ) from error
-        logits = logits_of(output)
+        logits = main_output(output)
         if logits.ndim < 2 or len(logits) != len(images):
             raise FewshiftError(
                 f"the network's output for {len(images)} images has shape {tuple(logits.shape)}: "
                 "wrap it in a module that returns one row of logits per image"
             )
+        head = named_head(private, head) if head else find_head(private, outputs, logits)
+        if single := is_single(logits):
+            refuse_probability(outputs, logits)
+            logits, head = as_two(logits), give_two_rows(private, head, images, logits)
         executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
         unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
         return replace(
@@ -99,10 +104,11 @@ class Network:
                 sorted((layer for layer in executed if layer.calls), key=lambda layer: calls.index(layer.name))
             ),
             skipped=listed.skipped + tuple(unused),
-            head=named_head(private, head) if head else find_head(private, outputs, logits),
+            head=head,
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),
             widest=max([logits.numel(), *widths]) / images.numel(),
+            single=single,
         )
 
     def bytes_to_pass(self, images: Tensor | Sequence[Tensor]) -> int:
@@ -137,6 +143,14 @@ class Network:
         with torch.no_grad():
             for name, tensor in changed.items():
                 state[name].copy_(tensor)
+        return result
+
+    def as_given(self, predictor: nn.Module) -> nn.Module:
+        """The predictor with as many outputs as the user's network has."""
+        if not self.single or self.head is None:
+            return predictor
+        result = copy.deepcopy(predictor)
+        give_one_row(result, self.head)
         return result
 
     def need_head(self, purpose: str) -> str:
@@ -265,29 +279,11 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returns: a tensor, an object with `.logits`, a dict or a tuple."""
-    if isinstance(output, Tensor):
-        return output
-    named = getattr(output, "logits", None)
-    if isinstance(named, Tensor):
-        return named
-    items: Iterable[Any] = output.items() if isinstance(output, Mapping) else ()
-    if isinstance(output, (tuple, list)):
-        items = enumerate(output)
-    # a loss, which may come first, has no dimension
-    tensors = {str(key): value for key, value in items if isinstance(value, Tensor) and value.ndim > 1}
-    if not tensors:
-        raise FewshiftError(
-            f"the network returns {type(output).__name__}, which contains no logits: "
-            "wrap it in a module that returns a tensor"
-        )
-    main = next((key for key in MAIN if key in tensors), None)
-    if main is None and len(tensors) > 1 and isinstance(output, Mapping):
-        raise FewshiftError(
-            f"the network returns {', '.join(map(repr, tensors))}, and none of these names means logits: "
-            "wrap it in a module that returns one tensor"
-        )
-    return tensors[main or next(iter(tensors))]
+    """The logits in what a network returns: a tensor, an object with `.logits`, a dict or a tuple.
+
+    A single logit z for each image becomes [0, z]: the second class has the probability sigmoid(z).
+    """
+    return as_two(main_output(output))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ NOTES = (  # what `fewshift train` writes down and nothing reads
     "kept_epoch",
     "seed",
     "source_validation_accuracy",
-    "source_validation_iou",
+    "source_validation_mean_iou",
     "target",
     "versions",
 )
