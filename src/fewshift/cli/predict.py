@@ -64,8 +64,9 @@ def predict(
 ) -> None:
     """Predict a class and its probability for every image, as CSV; or a class for every pixel, as images.
 
-    Images that cannot be read are left out and named at the end. Exit code 5: there were some; 130: interrupted, what
-    was written stays, and --resume goes on.
+    Images that cannot be read are left out and named at the end: exit code 5.
+
+    Ctrl-C keeps what was written: exit code 130. --resume goes on.
     """
     import fewshift
 
