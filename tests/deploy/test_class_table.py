@@ -146,6 +146,9 @@ def test_a_line_that_was_cut_off_is_written_again(photos: Path, tmp_path: Path) 
     out.write_text(whole[:-9])
     assert len(predict(photos, out, resume=True).rows) == 1
     assert out.read_text() == whole
+    out.write_text(whole[:7])  # not even the header is there
+    assert len(predict(photos, out, resume=True).rows) == 7
+    assert out.read_text() == whole
 
 
 def test_new_images_and_mended_ones_join_a_finished_table(photos: Path, tmp_path: Path) -> None:

@@ -245,14 +245,16 @@ def _known(path: Path, run: str, columns: Columns, resume: bool, overwrite: bool
     return _whole_rows(path, columns)
 
 
-def _whole_rows(path: Path, columns: Columns) -> set[str]:
-    """The files of the rows of a table; a last line that was cut off by a kill is removed."""
+def _whole_rows(path: Path, columns: Columns) -> set[str] | None:
+    """The files of the rows of a table, or None without a header; a last line that a kill cut off is removed."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
+    if not end:
+        return None
     if end < len(content):
         with path.open("r+b") as file:
             file.truncate(end)
-    header, *rows = csv.reader(io.StringIO(content[:end].decode("utf-8"), newline="")) if end else [columns.header]
+    header, *rows = csv.reader(io.StringIO(content[:end].decode("utf-8"), newline=""))
     if header != columns.header:
         raise FewshiftError(f"{path} has other columns: pass --overwrite (overwrite=True), or choose another file")
     return {row[0] for row in rows if row}
