@@ -273,7 +273,6 @@ def test_a_full_disk_is_one_sentence(run, tmp_path, monkeypatch):
         (["--target", "uci", "--set", "held_out=0.3"], r"digits .*fifth .*0\.2 or 0"),
         (["--target", "uci", "--set", "weight_decay=lots"], "weight_decay='lots' .*from 0"),
         (["--target", "uci", "--out", "w.pt"], r"\.safetensors"),
-        (["--target", "uci", "--out", "no/w.safetensors"], "folder that exists"),
         (["--target", "uci", "--weights", "none.safetensors"], r"no weights at none\.safetensors"),
         (["--target", "uci", "--weights", "imagenet"], "digits .*no imagenet weights"),
     ],
@@ -283,6 +282,12 @@ def test_a_mistake_is_one_sentence(run, words, facts):
     assert done.code in (1, 2)
     assert re.search(facts, done.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_a_mistake_of_usage(run):
+    done = run("train", "digits", "--arch", "digits", "--target", "uci", "--out", "no/w.safetensors")
+    assert done.code == 2
+    assert "folder that exists" in done.stderr
 
 
 def test_a_checkpoint_of_another_architecture_is_one_sentence(run, tmp_path):
