@@ -24,10 +24,12 @@ def results():
         "inspection": fewshift.inspect(model, size=8),
         "comparison": fewshift.compare(model, support, ["source", "adabn"]),
         "curve": fewshift.learning_curve(model, support, method="adabn", shots=[1, 2]),
+        "shift": fewshift.shift(model, support.images),
+        "evaluation": fewshift.evaluate(model, support, classes=CLASSES),
     }
 
 
-KINDS = ["adaptation", "delta", "support", "inspection", "comparison", "curve"]
+KINDS = ["adaptation", "delta", "support", "inspection", "comparison", "curve", "shift", "evaluation"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

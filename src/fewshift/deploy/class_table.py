@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TextIO
 
 from torch import Tensor, nn
 
+from fewshift.core._display import MOST_NAMES, Displayed
 from fewshift.core._files import whole
 from fewshift.deploy.decoding import Unreadable, decoded
 from fewshift.deploy.fingerprints import fingerprint
@@ -79,14 +81,25 @@ class Columns:
         return [str(row.file), *scored, *(round(probability, 6) for probability in row.probabilities)]
 
 
-@dataclass(frozen=True)
-class ImagePredictions:
+@dataclass(frozen=True, repr=False)
+class ImagePredictions(Displayed):
     """A class for each image that could be read."""
 
     rows: tuple[ImagePrediction, ...]
     columns: Columns
     broken: tuple[Unreadable, ...] = ()
     earlier: int = 0  # rows that the table had already, left out here
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"Predictions for {len(self.rows):,} images"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """How many images each class has, the most first."""
+        counts = Counter(row.name for row in self.rows).most_common(MOST_NAMES)
+        return {name: f"{count:,}" for name, count in counts}
 
     @property
     def asked(self) -> int:

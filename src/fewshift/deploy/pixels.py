@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TextIO
 import torch
 from torch import Tensor, nn
 
+from fewshift.core._display import Displayed
 from fewshift.core._progress import track
 from fewshift.deploy.decoding import Unreadable
 from fewshift.deploy.fingerprints import fingerprint
@@ -42,8 +43,8 @@ class PixelPrediction(NamedTuple):
     confidence: float
 
 
-@dataclass(frozen=True)
-class PixelPredictions:
+@dataclass(frozen=True, repr=False)
+class PixelPredictions(Displayed):
     """A label map for each image that could be read."""
 
     folder: Path
@@ -51,6 +52,16 @@ class PixelPredictions:
     pixels: dict[str, int]  # predicted pixels of each class
     broken: tuple[Unreadable, ...]
     crop: int | None  # the crop that was left out: every pixel gets a label
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"Label maps of {len(self.images):,} images"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Where they are, and how many images could not be read."""
+        return {"folder": str(self.folder), "not read": f"{len(self.broken):,}"}
 
     @property
     def asked(self) -> int:

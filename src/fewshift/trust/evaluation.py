@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core._display import Displayed, few
 from fewshift.core._progress import Stage, plan, track
 from fewshift.core.labels import PIXELS
 from fewshift.core.metrics import accuracy, mean_iou, per_class_accuracy, per_class_iou, tally
@@ -26,8 +27,8 @@ from fewshift.images.sliding_window import Size, evaluating, label_map, output_s
 from fewshift.trust.gain import Gain, gain_from
 
 
-@dataclass(frozen=True)
-class Evaluation(ABC):
+@dataclass(frozen=True, repr=False)
+class Evaluation(Displayed):
     """What networks make of the same labelled images. Scores are in percent, by the name of the network."""
 
     classes: tuple[str, ...]
@@ -39,6 +40,18 @@ class Evaluation(ABC):
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The scores as JSON knows them."""
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"Evaluation of {len(next(iter(self.images.values()))):,} images"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The share that is right and the mean over classes, for each network."""
+        means = {name: "-" if value is None else f"{value:.1f} %" for name, value in self.mean.items()}
+        scores = {name: f"{value:.1f} % right, mean of classes {means[name]}" for name, value in self.accuracy.items()}
+        return scores | {"classes": few(self.classes)}
 
     @property
     def labels(self) -> list[int]:
@@ -95,7 +108,7 @@ class Evaluation(ABC):
         return gained[:most], lost[:most]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImageEvaluation(Evaluation):
     """One label per image: accuracy."""
 
@@ -137,7 +150,7 @@ class ScenePredictions:
     predictions: Mapping[str, Tensor]  # (H, W)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PixelEvaluation(Evaluation):
     """One label per pixel: IoU. Predictions are not kept: `scene` makes those of one image again."""
 

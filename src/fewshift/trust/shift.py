@@ -44,6 +44,7 @@ from scipy.special import fdtri  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress_
+from fewshift.core._display import Displayed
 from fewshift.core.moments import Moments, SourceLayer, normalising, source_layers
 from fewshift.core.network import Network, channels_last, free_memory, like, refuse_without_statistics
 from fewshift.core.support import Unlabelled
@@ -61,6 +62,7 @@ DIRECTIONS = 4  # in which images differ, before any was seen
 DIRECTIONS_COUNT = 5  # images that this guess weighs as much as
 MOST_DIRECTIONS = 60
 SILENT = 0.95  # share of draws from the source without an alarm
+SHOWN = 3  # layers
 TINY = 1e-12  # a layer without eps may remember a channel that never varied
 
 
@@ -75,8 +77,8 @@ class LayerShift:
     rank: int  # 1 is the layer with the highest score
 
 
-@dataclass(frozen=True)
-class Shift:
+@dataclass(frozen=True, repr=False)
+class Shift(Displayed):
     """Whether images differ from those a network was trained on, and where in the network it shows.
 
     `shifted` says that `score` is above `threshold`, which one draw in twenty of the source's own images would be.
@@ -88,6 +90,22 @@ class Shift:
     images: int  # looked at
     total: int  # there were
     source_images: int = 0  # compared with; 0: with what the layers remember
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"Shift of {self.total:,} images: {'alarm' if self.shifted else 'no alarm'}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The score, the layers with the strongest shift, and what was looked at."""
+        strongest = (f"{layer.name} ({layer.score:.1f})" for layer in self.ranked[:SHOWN])
+        images = f"{self.images} looked at"
+        return {
+            "score": f"{self.score:.1f}, alarm above {self.threshold:.1f}",
+            "strongest": ", ".join(strongest),
+            "images": images + (f", compared with {self.source_images} of the source" if self.source_images else ""),
+        }
 
     @property
     def shifted(self) -> bool:
@@ -111,7 +129,7 @@ def shift(
     source: Any = None,
     preprocess: Steps = None,
     head: str | None = None,
-    progress: progress_.Listener | None = None,
+    progress: progress_.Progress = None,
 ) -> Shift:
     """Compare images with those `model` was trained on, layer by layer and without labels.
 
