@@ -73,8 +73,8 @@ def test_where_stderr_is_no_terminal_a_line_comes_every_few_seconds(capsys, monk
             time.sleep(0.1)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 3
-    assert all(re.fullmatch(r"\w+: \d+ %, (about \d+ s left|time left not known yet)", line) for line in lines)
-    shares = [int(line.split()[1]) for line in lines]
+    assert all(re.fullmatch(r"[\w ]+: \d+ %, (about \d+ s left|time left not known yet)", line) for line in lines)
+    shares = [int(line.split(": ")[1].split()[0]) for line in lines]
     assert shares == sorted(shares)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fewshift.cli.console import check_outputs, print_json
-from fewshift.cli.options import RESEARCH, Json, NetworkOptions, command
+from fewshift.cli.options import CLOSER, Json, NetworkOptions, command
 from fewshift.errors import FewshiftError
 
 
@@ -25,9 +25,9 @@ class DescribedNetwork(NetworkOptions):
 
 
 @command(
-    panel=RESEARCH,
+    panel=CLOSER,
     examples="""
-    fewshift card w.pth -m timm:resnet18 --classes cat,dog,eel --resize 256 --crop 224
+    fewshift card w.pth -m timm:resnet18 --classes cat,dog,eel --crop 224
     """,
 )
 def card(

@@ -67,7 +67,7 @@ app = typer.Typer(
 
 NETWORK, IMAGES, METHOD, EVIDENCE, OUTPUT, RUNNING = "Network", "Images", "Method", "Evidence", "Output", "Running"
 PANELS = {  # the group in which help shows an option, by the name of its parameter
-    NETWORK: "model arch weights ema delta classes head",
+    NETWORK: "model arch weights no_ema delta classes head",
     IMAGES: "support target source labelled unlabelled shots resize crop mean std interpolation squeeze window stride",
     METHOD: "method methods setting size drop_suspects seed algorithm recipe epochs batch_size lr",
     EVIDENCE: "validate accept check select draws fail_on_alarm",
