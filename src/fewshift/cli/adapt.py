@@ -80,10 +80,9 @@ def adapt(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also say what engineers ask: likelihoods, candidates, layers.")
     ] = False,
-    check: Annotated[
-        bool,
-        typer.Option("--check/--no-check", help="Refuse labels in another order than the network's outputs."),
-    ] = True,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Adapt even if the labels look permuted: that becomes a warning.")
+    ] = False,
     head: Head = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -112,7 +111,7 @@ def adapt(
         result = fewshift.adapt(
             model, support, method=chosen, unlabelled=unlabelled, shots=shots, **arguments,
             validate=None if validate == "none" else validate, accept=condition, size=size,
-            drop_suspects=drop_suspects, check=check, head=head, seed=seed,
+            drop_suspects=drop_suspects, check=not no_check, head=head, seed=seed,
         )  # fmt: skip
     print_left_out(support, unlabelled, validate)
     keep = out is not None and (result.accepted or write_rejected)
