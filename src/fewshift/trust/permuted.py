@@ -8,8 +8,8 @@ first class look like the second, those of the second like the third, and those 
 probability 1 / r at most. There are C! / (L (C - L)!) cycles of L of C classes, so the likelihood has to grow by 20
 times that number; each assignment has its best temperature. Under a strong shift the network is wrong in a systematic
 way, and likelihoods prove less. So the cycle must also be right about half of its images, and four times as often as
-the labels. Over 50 draws of five images per class, clean or corrupted, no cycle passed on PACS, and one swap did in one
-draw of digits. Pictures that were turned or mirrored do pass: an upside-down 6 is a 9.
+the labels. Over 50 draws of five images per class, no cycle passed on clean PACS; on clean and corrupted digits a swap
+did, in one draw. Pictures that were turned or mirrored do pass: an upside-down 6 is a 9.
 """
 
 from __future__ import annotations
