@@ -39,7 +39,7 @@ from fewshift.trust.choice import adapted_to, fit_chosen, stages_of
 from fewshift.trust.evaluation import Evaluation, evaluate_networks
 from fewshift.trust.guard import Accept, check_accept, decide, gather
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
-from fewshift.trust.sanity import look_after
+from fewshift.trust.sanity import believed, look_after
 from fewshift.trust.shift import shift
 
 __all__ = ["apply", "known_card", "left_out", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]
@@ -113,7 +113,7 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
     began = time.perf_counter()
     network, target = opened.network, opened.target
     fitted, choice = stage("fitting")(fit_chosen)(network, target, method, seed)
-    evidence = gather(network, target, method, fitted, choice, judges, seed)
+    evidence = believed(gather(network, target, method, fitted, choice, judges, seed), opened.cautions)
     # of several candidates, the temperature is that of the one that was taken
     held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
     predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)

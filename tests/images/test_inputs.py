@@ -345,3 +345,9 @@ def test_an_image_is_named_by_its_file_where_that_is_known(photos: Path, tmp_pat
         pytest.raises(FewshiftError, match=r"a\.png is 9x9 pixels and its labels are 6x4"),
     ):
         as_support([(image, Image.new("L", (6, 4)))], AS_IS)
+
+
+@pytest.mark.parametrize("rows", [["a.png", "b.png"], [("a.png", 0, 1), ("b.png", 1, 1)]])
+def test_paths_without_labels_are_one_sentence(rows):
+    with pytest.raises(FewshiftError, match=r"a\.png.*\(path, label\)"):
+        as_support(rows, AS_IS, None, None)

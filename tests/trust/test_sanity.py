@@ -15,8 +15,10 @@ from fewshift import CautionWarning, FewshiftError, Preprocess, Support, draw_su
 from fewshift.lab.datasets import digits
 from fewshift.models.cards import Card, known_card, with_card
 from fewshift.report.cautions import plain, sentence
+from fewshift.trust.guard import Evidence
 from fewshift.trust.permuted import find_cycles, rings
-from fewshift.trust.sanity import Caution, CautionKind
+from fewshift.trust.sanity import Caution, CautionKind, believed
+from fewshift.trust.shift import Shift
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 HALF = Preprocess(None, None, (0.5,), (0.5,))
@@ -267,3 +269,10 @@ def test_every_kind_of_caution_has_a_sentence_and_survives_json(network, own):
     assert {caution.kind for caution in cautions} >= {CautionKind.UNSEEN, CautionKind.PREPROCESSING}
     for caution in cautions:
         assert json.loads(json.dumps(plain(caution)))["kind"] == caution.kind.value
+
+
+def test_a_shift_that_a_wrong_preprocessing_makes_is_no_evidence():
+    shift = Shift((), 9.0, 1.5, images=7, total=7)
+    evidence = Evidence(None, shift=shift)
+    assert believed(evidence, [Caution(CautionKind.PREPROCESSING)]).shift is None
+    assert believed(evidence, [Caution(CautionKind.UNEVEN)]).shift is shift

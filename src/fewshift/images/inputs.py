@@ -126,6 +126,9 @@ def _paths_with_labels(source: Any) -> list[tuple[Path, Any]] | None:
             raise FewshiftError(f"there are {len(source[0])} paths and {len(source[1])} labels: give one for each")
         source = list(zip(*source, strict=True))
     if not all(isinstance(row, (list, tuple)) and len(row) == 2 and isinstance(row[0], (str, Path)) for row in source):
+        first = source[0][0] if isinstance(source[0], (list, tuple)) and source[0] else source[0]
+        if isinstance(first, (str, Path)):
+            raise FewshiftError(f"{source[0]!r} is no pair of a path and a label: give (path, label) for each image")
         return None
     return [(Path(path), label) for path, label in source]
 

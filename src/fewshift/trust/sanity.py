@@ -18,6 +18,7 @@ from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import Card
 from fewshift.trust.at_home import LOOKED_AT, Homes, find_homes
+from fewshift.trust.guard import Evidence
 from fewshift.trust.held_out import predictions
 from fewshift.trust.permuted import Cycle, find_cycles
 
@@ -253,6 +254,12 @@ def _remedy(caution: Caution, names: tuple[str, ...] | None, named: bool) -> str
     return (
         f"name the classes in the order of the outputs, --classes {','.join(order.get(name, name) for name in names)}"
     )
+
+
+def believed(evidence: Evidence, cautions: Sequence[Caution]) -> Evidence:
+    """The evidence without the shift where the preprocessing looks wrong: that shift is of our own making."""
+    wrong = any(caution.kind is CautionKind.PREPROCESSING for caution in cautions)
+    return replace(evidence, shift=None) if wrong else evidence
 
 
 @torch.no_grad()
