@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fewshift.core._display import byte_size
 from fewshift.core.delta import Delta
 from fewshift.core.support import Support
 from fewshift.trust.calibration import Calibration, NotApplied
@@ -300,11 +301,7 @@ def sentence(phrase: str) -> str:
 
 def size(delta: Delta) -> str:
     """The changed tensors in bytes."""
-    count = sum(tensor.nbytes for tensor in delta.bits.values())
-    for unit, name in ((1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count} bytes"
+    return byte_size(delta.nbytes)
 
 
 def duration(seconds: float) -> str:
