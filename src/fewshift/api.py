@@ -28,7 +28,8 @@ from fewshift.images.inputs import Steps, as_labelled, left_out
 from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of, sized
 from fewshift.models.cards import known_card
-from fewshift.opening import Opened, blank_images, load, open_networks, open_target
+from fewshift.models.libraries import load
+from fewshift.opening import Opened, blank_images, open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
 from fewshift.report.results import Adaptation, Inspection, layer_reports

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._arguments import checked_model, checked_names, checked_path
+from fewshift.core._arguments import checked_model, checked_names
 from fewshift.core.delta import Delta
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss, cross_entropy
@@ -23,7 +22,6 @@ from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_support, as_unlabelled
 from fewshift.images.preprocess import FileSteps, Preprocess, as_steps
-from fewshift.models import libraries
 from fewshift.models.cards import known_card, refuse_other_order
 from fewshift.report.cautions import warn_about
 from fewshift.trust.held_out import INSIDE
@@ -31,23 +29,6 @@ from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.sanity import Caution, Known, look_before, source_answers
 
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
-
-
-@wraps(libraries.load)
-def load(
-    name: str | None,
-    weights: str | Path | None = None,
-    *,
-    classes: Sequence[str] | None = None,
-    preprocess: Preprocess | None = None,
-    ema: bool = True,
-) -> nn.Module:
-    """The network of that name, after a look at what was passed."""
-    if name is not None and not isinstance(name, str):
-        raise FewshiftError(f"the name of a network is of type {type(name).__name__}: write it like 'timm:resnet18'")
-    if weights is not None:
-        checked_path(weights, "weights")
-    return libraries.load(name, weights, classes=checked_names(classes), preprocess=preprocess, ema=ema)
 
 
 def blank_images(model: nn.Module, size: int) -> Tensor:

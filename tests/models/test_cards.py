@@ -37,7 +37,7 @@ def test_what_the_card_leaves_out_is_the_librarys(weights: Path) -> None:
 
 def test_an_argument_is_stronger_than_the_card(weights: Path) -> None:
     card(weights, arch="timm:resnet18", classes=list(SEVEN), crop=96)
-    loaded = models.load(NAME, weights, classes="gfedcba", preprocess=HALF)
+    loaded = models.load(NAME, weights, classes=list("gfedcba"), preprocess=HALF)
     assert (known_card(loaded).arch, known_card(loaded).classes, known_card(loaded).preprocess) == (
         NAME,
         tuple("gfedcba"),

@@ -21,7 +21,7 @@ from tests.helpers.models import NAME, card, refused, same
 
 
 def test_random_weights_have_as_many_classes_as_named() -> None:
-    assert models.load(NAME, "random", classes="abc")(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+    assert models.load(NAME, "random", classes=list("abc"))(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
     assert models.load(NAME, "random")(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
 
 
@@ -47,7 +47,7 @@ def test_timm_networks_get_timms_own_preprocessing() -> None:
 
 
 def test_torchvision_networks_get_the_preprocessing_of_their_weights(tmp_path: Path) -> None:
-    loaded = models.load("torchvision:squeezenet1_1", "random", classes="abc")
+    loaded = models.load("torchvision:squeezenet1_1", "random", classes=list("abc"))
     assert loaded.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
     assert known_card(loaded).preprocess == IMAGENET
     torch.save(loaded.state_dict(), tmp_path / "w.pth")
@@ -55,7 +55,7 @@ def test_torchvision_networks_get_the_preprocessing_of_their_weights(tmp_path: P
 
 
 def test_a_segmenter_of_torchvision_is_made_without_fetching_its_backbone() -> None:
-    loaded = models.load("torchvision:lraspp_mobilenet_v3_large", "random", classes="abc")
+    loaded = models.load("torchvision:lraspp_mobilenet_v3_large", "random", classes=list("abc"))
     assert known_card(loaded).preprocess == Preprocess(520, None, IMAGENET.mean, IMAGENET.std)
     assert loaded(torch.zeros(1, 3, 32, 32))["out"].shape == (1, 3, 32, 32)
 
@@ -124,7 +124,7 @@ def test_a_segmentation_network_is_asked_for_by_architecture_and_encoder(
         return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, classes, 1))
 
     monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", SimpleNamespace(create_model=create_model))
-    made = models.load("smp:unet/resnet18", "random", classes="abc")
+    made = models.load("smp:unet/resnet18", "random", classes=list("abc"))
     assert made(torch.zeros(1, 3, 8, 8)).shape == (1, 3, 8, 8)
     save_file(made.state_dict(), tmp_path / "w.safetensors")
     assert same(models.load("smp:unet/resnet18", tmp_path / "w.safetensors"), made)
@@ -179,7 +179,7 @@ def test_a_factory_in_the_current_directory_is_called(factories: Path) -> None:
 @pytest.mark.parametrize("factory", ["counted", "Classed"])
 def test_a_factory_is_told_the_number_of_classes_where_it_asks_and_we_know(factories: Path, factory: str) -> None:
     assert rows(models.load(f"ours.nets:{factory}")) == 5
-    assert rows(models.load(f"ours.nets:{factory}", classes="ab")) == 2
+    assert rows(models.load(f"ours.nets:{factory}", classes=list("ab"))) == 2
     save_file(nn.Linear(4, 7).state_dict(), factories / "w.safetensors")
     assert rows(models.load(f"ours.nets:{factory}", factories / "w.safetensors")) == 7
 
@@ -204,7 +204,7 @@ def test_the_digits_network_has_a_name_that_a_card_may_give(tmp_path: Path) -> N
         tuple("0123456789"),
     )
     assert same(models.load("digits"), digits.source_network())
-    refused("the digits network has 10 classes, not 3", "digits", "random", classes="abc")
+    refused("the digits network has 10 classes, not 3", "digits", "random", classes=list("abc"))
 
 
 def test_untrained_digits_networks_follow_the_seed() -> None:

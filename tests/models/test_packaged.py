@@ -247,7 +247,7 @@ def test_a_classifier_fills_the_encoder_of_a_segmentation_network(encoder: str):
     pytest.importorskip("segmentation_models_pytorch", reason="pip install segmentation-models-pytorch")
     classifier = unsettle(models.load("timm:tf_efficientnet_lite0", "random"))
     state = classifier.state_dict()
-    scenes = models.load(f"smp:unet/{encoder}", "random", classes="ab")
+    scenes = models.load(f"smp:unet/{encoder}", "random", classes=list("ab"))
     begin_from(scenes, state, 2, "pypi:efficientnet-lite0", encoder)
     filled = {
         name.removeprefix("model."): tensor for name, tensor in scenes.get_submodule("encoder").state_dict().items()

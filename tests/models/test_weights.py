@@ -111,7 +111,7 @@ def test_weights_that_do_not_fit_are_told_by_name_and_shape(tmp_path: Path, netw
     state["extra.weight"] = state.pop("bn1.weight")
     save_file(state, tmp_path / "w.safetensors")
     sentence = refused(
-        r"w\.safetensors does not fit timm:test_resnet", NAME, tmp_path / "w.safetensors", classes="abcde"
+        r"w\.safetensors does not fit timm:test_resnet", NAME, tmp_path / "w.safetensors", classes=list("abcde")
     )
     width = network.get_submodule("fc").in_features
     assert f"fc.weight is (7, {width}), not (5, {width}); fc.bias is (7,), not (5,)" in sentence

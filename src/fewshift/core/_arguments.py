@@ -40,3 +40,11 @@ def checked_names(classes: Any) -> tuple[str, ...] | None:
         if not isinstance(name, str):
             raise FewshiftError(f"class name {name!r} is of type {type(name).__name__}: give words")
     return names
+
+
+def check_source(name: Any, weights: Any) -> None:
+    """One sentence when the name of a network is no text, or its weights are no path."""
+    if name is not None and not isinstance(name, str):
+        raise FewshiftError(f"the name of a network is of type {type(name).__name__}: write it like 'timm:resnet18'")
+    if weights is not None:
+        checked_path(weights, "weights")

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fewshift.core._arguments import check_source, checked_names
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.models import hub_configs, packaged
@@ -89,6 +90,8 @@ def load(
 
     The network carries all that is known about it as `model.fewshift_card`.
     """
+    check_source(name, weights)
+    classes = checked_names(classes)
     if weights is None and name is not None and name.startswith(hub_configs.PREFIX):
         weights = hub_configs.saved_weights(Path(name.removeprefix(hub_configs.PREFIX)))
     file = None if weights is None or str(weights) == RANDOM else open_weights(weights, ema)
