@@ -1,8 +1,8 @@
 """What follows a blend: a new head, and gradient steps on the last layers.
 
-The head. Its rows are the directions of the classes, drawn towards the source's rows; from two images per class on they
-are trained a little, held near where they start. Unlabelled images add to a row by the probability of its class. With
-pixel labels the head is trained by gradient steps.
+The head. It is a mixture of the source's head and the directions of the classes (`_new_head.py`); from two images per
+class on its rows are trained a little, held near where they start. With pixel labels it is trained by gradient steps.
+The last layers start from the directions alone.
 
 The last layers, which hold three quarters of the weights, are trained with the blend's statistics held; from eight
 images per class on, all layers are. That is done once for each fold, without it; the mean of those networks is the
@@ -19,25 +19,23 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
-from fewshift.core.heads import best_scale, gives_output, leaning_rows, scores_apart, train_head, trained_rows
+from fewshift.core.heads import gives_output, train_head
 from fewshift.core.loop import fit
-from fewshift.core.losses import Loss
+from fewshift.core.losses import Loss, log_losses
 from fewshift.core.network import features, linear, logits_of
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Reading
 from fewshift.core.support import MINIBATCH as AT_ONCE
-from fewshift.core.support import Support
+from fewshift.core.support import Support, others
 from fewshift.errors import DivergedError
 from fewshift.methods._blending import Blended
+from fewshift.methods._new_head import LEAST_SCALE, HeldOutHeads, LinearHead, Mixture
 
-PULL = 2.0  # images' worth of the source's rows
-DECAY = 1e-3  # of the trained rows towards their start
-LEAST_SCALE, MOST_SCALE = 10.0, 40.0  # of cosines
-SUPPORT_WEIGHT = 3.0  # of a labelled image against an unlabelled one of the same class
+ONE_SHOT = 0.5  # share of the source's head that stays where a class has a single image
+LEARNT = 0.15  # nats per held-out image: with less, gradient steps have nothing to add to the head
 LEAST_MIX = 0.6  # of the support's classes, in effect, that unlabelled images have to show
 LAST_PART = 0.75  # of the weights
 MANY_SHOTS = 8  # images per class that are enough to train all layers
@@ -85,30 +83,30 @@ class Refinement:
 
     # the head
 
-    def rows(
-        self, features: Tensor | None, kept: Support, *, trained: bool = True, scale: float | None = None
-    ) -> Tensor:
-        """(classes, features): the head's rows for these images, the support's first, unlabelled ones after them."""
-        assert features is not None  # the head was found to be last
-        points = features.double()
-        near, beside = points[: len(kept)], points[len(kept) :]
-        source = self._source_rows
-        labels = kept.targets
-        own = scale or _bounded(best_scale(scores_apart(near, labels, source, PULL), labels))
-        more: Tensor | float = 0.0
-        if len(beside):
-            shares = (own * F.normalize(beside, dim=1) @ leaning_rows(near, labels, source, PULL).T).softmax(1)
-            more = shares.T @ F.normalize(beside, dim=1) / SUPPORT_WEIGHT
-        rows = own * leaning_rows(near, labels, source, PULL, more)
-        if trained and self.blend.support.shots > 1:
-            rows = trained_rows(F.normalize(near, dim=1), labels, rows, DECAY)
-        length: Tensor = near.norm(dim=1).mean().clamp(min=1e-12)
-        return rows / length
-
-    @property
-    def _source_rows(self) -> Tensor:
+    @cached_property
+    def _source_head(self) -> LinearHead:
         assert self.blend.working.head is not None
-        return linear(self.blend.working.model, self.blend.working.head).weight.flatten(1).double()
+        return LinearHead.of(linear(self.blend.working.model, self.blend.working.head))
+
+    @cached_property
+    def _heads_apart(self) -> HeldOutHeads:
+        """The heads that are made without each fold."""
+        blend = self.blend
+        assert blend.features_apart is not None  # the head was found to be last
+        return HeldOutHeads.of(
+            self._source_head, blend.features_apart, blend.support.targets, blend.features_beside, self.folds
+        )
+
+    @cached_property
+    def stays(self) -> float:
+        """The share of the source's head that stays; a single image of a class cannot be held out to choose it."""
+        return self._heads_apart.share() if self.blend.support.shots > 1 else ONE_SHOT
+
+    def _mixture(self, reading: Reading, kept: Support, scale: float | None = None) -> Mixture:
+        """The parts of a head for these images; in a reading, unlabelled ones come after them."""
+        points = reading.features
+        assert points is not None  # the head was found to be last
+        return Mixture.of(self._source_head, points[: len(kept)], kept.targets, points[len(kept) :], scale)
 
     def mix(self) -> float:
         """How many classes the unlabelled images show, in effect, as a share of what a fair sample would show."""
@@ -119,8 +117,7 @@ class Refinement:
             answers = torch.cat(blend.reading.logits)[len(blend.support) :]
         else:
             assert blend.features_beside is not None  # a head has features
-            rows = self.rows(blend.reading.features, blend.support, trained=False)
-            answers = blend.features_beside.double() @ rows.T
+            answers = self._mixture(blend.reading, blend.support).new.answers(blend.features_beside)
         generator = torch.Generator().manual_seed(0)
         fair = [
             _effective(torch.randint(len(blend.support.counts), (len(answers),), generator=generator))
@@ -130,34 +127,52 @@ class Refinement:
 
     def head_tensors(self) -> dict[str, Tensor]:
         """The head that all images give."""
-        if self.blend.support.kind.centroids:
-            return self._written(self.rows(self.blend.reading.features, self.blend.support))
-        return self._trained_head(self.blend.model, self.blend.support)
+        blend = self.blend
+        if not blend.support.kind.centroids:
+            return self._trained_head(blend.model, blend.support)
+        head = self._mixture(blend.reading, blend.support).at(self.stays)
+        if blend.support.shots > 1:
+            assert blend.features is not None  # the head was found to be last
+            head = head.trained(blend.features, blend.support.targets)
+        return self._written(head)
+
+    @cached_property
+    def head_notes(self) -> dict[str, Any]:
+        """For the result: the share of the source's head that stays."""
+        return {"source_head": self.stays} if self.head is not None and self.blend.support.kind.centroids else {}
+
+    @property
+    def leaves_something(self) -> bool:
+        """Whether held-out labels are so unlikely under the new head that more could be learnt."""
+        if not self.blend.support.kind.centroids:
+            return True
+        answers = torch.cat(self._head_held_out)
+        return float(log_losses(answers.cpu(), self.blend.support.targets.cpu()).mean()) > LEARNT
 
     def head_held_out(self) -> list[Tensor]:
         """For each image, its logits by a head that was made without its fold."""
+        return self._head_held_out
+
+    @cached_property
+    def _head_held_out(self) -> list[Tensor]:
         if not self.blend.support.kind.centroids:
             return self._asked([self._with_trained_head(fold) for fold in self.folds])
-        answers: list[Tensor] = [torch.empty(0)] * len(self.blend.support)
-        assert self.blend.features_apart is not None
-        apart = self.blend.features_apart
-        beside = self.blend.features_beside
-        for fold in self.folds:
-            rest = torch.ones(len(apart), dtype=torch.bool)
-            rest[fold] = False
-            kept = self.blend.support.part(rest.nonzero().flatten())
-            points = apart[rest] if beside is None else torch.cat([apart[rest], beside])
-            rows = self.rows(points, kept)
+        points, labels = self.blend.features_apart, self.blend.support.targets
+        assert points is not None  # the head was found to be last
+        answers: list[Tensor] = [torch.empty(0)] * len(points)
+        for fold, mixture in zip(self.folds, self._heads_apart.mixtures, strict=True):
+            rest = others(fold, len(points))
+            head = mixture.at(self._heads_apart.share(rest)).trained(points[rest], labels[rest])
             for place in fold.tolist():
-                answers[place] = apart[place : place + 1].double() @ rows.T
+                answers[place] = head.answers(points[place : place + 1])
         return answers
 
-    def _written(self, rows: Tensor) -> dict[str, Tensor]:
-        """The head's tensors with these rows and no bias."""
+    def _written(self, head: LinearHead) -> dict[str, Tensor]:
+        """The head as the network's tensors."""
         assert self.head is not None
         layer = linear(self.blend.working.model, self.head)
-        tensors = {f"{self.head}.weight": rows.reshape(layer.weight.shape).to(layer.weight.dtype)}
-        return tensors | ({} if layer.bias is None else {f"{self.head}.bias": torch.zeros_like(layer.bias)})
+        tensors = {f"{self.head}.weight": head.rows.reshape(layer.weight.shape).to(layer.weight.dtype)}
+        return tensors | ({} if layer.bias is None else {f"{self.head}.bias": head.bias.to(layer.bias.dtype)})
 
     def _trained_head(self, model: nn.Module, support: Support) -> dict[str, Tensor]:
         assert self.head is not None
@@ -206,9 +221,10 @@ class Refinement:
         """Train the last layers of `model`, in place, and hold its statistics."""
         head = self.blend.working.head
         if kept.kind.centroids and self.head is not None:
-            rows = self.rows(reading.features, kept, trained=False, scale=LEAST_SCALE)
+            # nothing stays of the source's head: held-out labels have a bold and a careful candidate to choose from
+            start = self._mixture(reading, kept, LEAST_SCALE).new
             with torch.no_grad():
-                for name, tensor in self._written(rows).items():
+                for name, tensor in self._written(start).items():
                     model.get_parameter(name).copy_(tensor)
         many = kept.kind.centroids and self.blend.support.shots >= MANY_SHOTS
         weights = last_weights(model, head, kept, 1.0 if many else LAST_PART)
@@ -248,14 +264,10 @@ class Refinement:
     def _polish(self, model: nn.Module, head: str, kept: Support) -> None:
         """Train the rows of the head further, on the features that its layers have learned."""
         layer = linear(model, head)
-        points = torch.cat([features(model, head, images) for images, _ in kept.chunks(AT_ONCE)]).flatten(1).double()
-        length = points.norm(dim=1).mean().clamp(min=1e-12)
-        bias = None if layer.bias is None else layer.bias.double()
-        rows = trained_rows(
-            F.normalize(points, dim=1), kept.targets, layer.weight.flatten(1).double() * length, DECAY, bias
-        )
+        points = torch.cat([features(model, head, images) for images, _ in kept.chunks(AT_ONCE)]).flatten(1)
+        trained = LinearHead.of(layer).trained(points, kept.targets)
         with torch.no_grad():
-            layer.weight.copy_((rows / length).reshape(layer.weight.shape))
+            layer.weight.copy_(trained.rows.reshape(layer.weight.shape))
 
     def _asked(self, networks: Sequence[nn.Module]) -> list[Tensor]:
         """The logits of each image by the network of its fold."""
@@ -309,7 +321,3 @@ def _effective(classes: Tensor) -> float:
     counts = classes.bincount().double()
     shares = counts[counts > 0] / counts.sum()
     return math.exp(float(-(shares * shares.log()).sum()))
-
-
-def _bounded(scale: float) -> float:
-    return min(max(scale, LEAST_SCALE), MOST_SCALE)

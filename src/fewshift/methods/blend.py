@@ -58,10 +58,11 @@ class Refining(Method):
 
 @dataclass(frozen=True)
 class BlendHead(Refining):
-    """A blend, and a head whose rows are the classes' directions, drawn towards the source's rows.
+    """A blend, and a mixture of the source's head with one whose rows are the classes' directions.
 
-    From two images per class on the rows are trained further, held near their start. Unlabelled images add to a row by
-    the probability of its class, unless they lack classes. With pixel labels the head is trained by SGD.
+    From two images per class on, held-out labels choose the share of the source's head that stays, and the rows are
+    trained further, held near their start. Unlabelled images add to a row by the probability of its class, unless they
+    lack classes. With pixel labels the head is trained by SGD.
 
     - prior: that of `blend`.
     - epochs, lr: of the head with pixel labels, at ten times the rate.
@@ -74,7 +75,7 @@ class BlendHead(Refining):
         """Search v, then make the head."""
         refinement, used = self.refined(network, target, seed)
         need_head(refinement, self.name)
-        return fitted(refinement.blend, refinement.head_tensors(), used)
+        return fitted(refinement.blend, refinement.head_tensors(), used | refinement.head_notes)
 
 
 @dataclass(frozen=True)
