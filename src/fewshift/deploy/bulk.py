@@ -16,7 +16,7 @@ from fewshift.deploy.pixels import PixelPredictions, label_files
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import output_for, output_names
 from fewshift.images.preprocess import Preprocess
-from fewshift.images.sliding_window import Size
+from fewshift.images.sliding_window import Size, evaluating
 from fewshift.trust.evaluation import refuse_window
 
 
@@ -71,7 +71,7 @@ def predict_files(
         )
     listing = listed(images)
     chosen = list(networks.values()) if with_source else list(networks.values())[-1:]
-    chosen = [_on_device(network, device) for network in chosen]
+    chosen = [evaluating(_on_device(network, device)) for network in chosen]
     shape = output_for(chosen[-1], listing.files, preprocess, window, stride)
     names = output_names(classes, shape[0])
     if len(shape) == 1:
