@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fewshift.core.network import Network
     from fewshift.core.support import Support, Target, draw_support
     from fewshift.deploy.class_table import ImagePredictions
+    from fewshift.deploy.parts import PartPredictions
     from fewshift.deploy.pixels import PixelPredictions
     from fewshift.errors import FewshiftError
     from fewshift.images.preprocess import Preprocess
@@ -62,6 +63,7 @@ _NAMES = {
     "core.network": "Network",
     "core.support": "Support Target draw_support",
     "deploy.class_table": "ImagePredictions",
+    "deploy.parts": "PartPredictions",
     "deploy.pixels": "PixelPredictions",
     "errors": "FewshiftError",
     "images.preprocess": "Preprocess",
@@ -101,6 +103,7 @@ __all__ = [
     "LearningCurve",
     "Method",
     "Network",
+    "PartPredictions",
     "PixelEvaluation",
     "PixelPredictions",
     "Preprocess",

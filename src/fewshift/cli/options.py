@@ -71,7 +71,7 @@ PANELS = {  # the group in which help shows an option, by the name of its parame
     IMAGES: "support target source labelled unlabelled shots resize crop mean std interpolation squeeze window stride",
     METHOD: "method methods setting size drop_suspects seed algorithm recipe epochs batch_size lr",
     EVIDENCE: "validate accept no_check select draws fail_on_alarm",
-    RUNNING: "workers engine address data_root threads device",
+    RUNNING: "workers engine address part_size data_root threads device",
     OUTPUT: "out report strict top all_probabilities with_source dry_run write_rejected verbose overwrite resume "
     "revert everything contains folder as_json",
 }
