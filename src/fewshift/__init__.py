@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fewshift.deploy.parts import PartPredictions
     from fewshift.deploy.pixels import PixelPredictions
     from fewshift.errors import FewshiftError
+    from fewshift.fleet.sites import adapt_sites
     from fewshift.images.preprocess import Preprocess
     from fewshift.methods.adabn import AdaBN
     from fewshift.methods.auto import Auto
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from fewshift.models.card_files import write_card
     from fewshift.report.cautions import CautionWarning
     from fewshift.report.comparison import Comparison
+    from fewshift.report.fleet import Fleet
     from fewshift.report.learning_curve import LearningCurve
     from fewshift.report.results import Adaptation, Inspection
     from fewshift.trust.evaluation import Evaluation, ImageEvaluation, PixelEvaluation
@@ -66,6 +68,7 @@ _NAMES = {
     "deploy.parts": "PartPredictions",
     "deploy.pixels": "PixelPredictions",
     "errors": "FewshiftError",
+    "fleet.sites": "adapt_sites",
     "images.preprocess": "Preprocess",
     "methods.adabn": "AdaBN",
     "methods.auto": "Auto",
@@ -77,6 +80,7 @@ _NAMES = {
     "models.card_files": "write_card",
     "report.cautions": "CautionWarning",
     "report.comparison": "Comparison",
+    "report.fleet": "Fleet",
     "report.learning_curve": "LearningCurve",
     "report.results": "Adaptation Inspection",
     "trust.evaluation": "Evaluation ImageEvaluation PixelEvaluation",
@@ -96,6 +100,7 @@ __all__ = [
     "Delta",
     "Evaluation",
     "FewshiftError",
+    "Fleet",
     "ImageEvaluation",
     "ImagePredictions",
     "Inspection",
@@ -115,6 +120,7 @@ __all__ = [
     "TestTimeBN",
     "__version__",
     "adapt",
+    "adapt_sites",
     "apply",
     "compare",
     "draw_support",

@@ -17,14 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from fewshift.core._display import Displayed
 from fewshift.core._files import whole
 from fewshift.deploy.class_table import ClassRun, Columns, ImagePrediction
 from fewshift.deploy.decoding import Unreadable, batches_of
 from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
+from fewshift.jobs.ledger import alone_in
 
 PART_SIZE = 2000  # images
 RUN = "_run.json"  # readers of Parquet folders pass over names that begin with _
@@ -157,27 +156,12 @@ def _disk(path: Path) -> Iterator[None]:
 @contextmanager
 def part_folder(out: str | Path) -> Iterator[Path]:
     """The folder of parts, ours alone during the block."""
-    folder = Path(out)
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise FewshiftError('Parquet needs pyarrow: pip install "fewshift[parquet]"') from error
-    if folder.exists() and not folder.is_dir():
-        raise FewshiftError(f"{folder} is not a folder: choose another for the parts")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise FewshiftError(
-            f"another process is writing into {folder}: wait until it is done, or choose another folder"
-        ) from None
-    except OSError as error:
-        raise FewshiftError(f"cannot write into {folder} ({error.strerror}): choose another folder") from error
-    try:
+    with alone_in(out) as folder:
         yield folder
-    finally:
-        lock.release()
 
 
 class Parts:

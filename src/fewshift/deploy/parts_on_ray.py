@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ def predict_parts_on_ray(run: ClassRun, parts: Parts, *, workers: int, address: 
     """
     if not parts.missing:
         return parts.end()
-    with connected(max(workers or os.cpu_count() or 2, 2), address, STORE) as ray:
+    with connected(max(workers or os.cpu_count() or 2, 2), address, STORE) as ray, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own, about its own settings
         _check_size(ray)
         plan = {
             (part.number, place): batch

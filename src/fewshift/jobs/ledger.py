@@ -107,6 +107,28 @@ class Ledger:
             ) from error
 
 
+@contextmanager
+def alone_in(folder: str | Path) -> Iterator[Path]:
+    """The folder, made if need be; during the block no other process that asks for it gets it."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise FewshiftError(f"{folder} is not a folder: choose another")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise FewshiftError(
+            f"another process is writing into {folder}: wait until it is done, or choose another folder"
+        ) from None
+    except OSError as error:
+        raise FewshiftError(f"cannot write into {folder} ({error.strerror}): choose another folder") from error
+    try:
+        yield folder
+    finally:
+        lock.release()
+
+
 def _repair(file: BinaryIO) -> None:
     """Go to the end; remove a last line that was torn, or end it if only its end is missing."""
     content = file.read()
