@@ -67,8 +67,9 @@ def adapt_sites(
 
     A place is a folder as `adapt` takes it, such as places/camera-7/cat/1.jpg, or a CSV or JSON file with labels.
     Options are those of `adapt`. Without `classes`, and where the network's card has none, the class folders that most
-    places have are the network's outputs, in alphabetical order: a place may lack some. The delta of an accepted place becomes out/camera-7.safetensors; a rejected place has
-    none. Call it again to continue: places that are done are left alone while network, options and images are the same.
+    places have are the network's outputs, in alphabetical order: a place may lack some. The delta of an accepted place
+    becomes out/camera-7.safetensors; a rejected place has none. Call it again to continue: places that are done are
+    left alone while network, options and images are the same.
 
     `workers` processes share the work, or with `engine="ray"` the Ray cluster at `address` (a local one by default),
     whose nodes have to see both folders. Each loads the network once. One that dies is replaced; a place in which
@@ -96,7 +97,7 @@ def adapt_sites(
         with silent():
             sweep(to_do, ledger, plan, workers=workers, tell=tell, engine=engine, address=address)
         records = ledger.read()
-        rows = [_row(place, records[place.key], folder, fresh=place.key in told) for place in jobs]
+        rows = [_row(place, records[place.key], folder, Path(places), fresh=place.key in told) for place in jobs]
     return Fleet(
         rows=tuple(sorted(rows, key=PlaceRow.urgency)),
         folder=Path(out),
@@ -167,9 +168,13 @@ def _is_done(record: Record, folder: Path) -> bool:
     return file.is_file() and file.stat().st_size == size
 
 
-def _row(place: Place, record: Record, folder: Path, *, fresh: bool) -> PlaceRow:
+def _row(place: Place, record: Record, folder: Path, places: Path, *, fresh: bool) -> PlaceRow:
     """The newest record of a place as a row; a delta that a worker wrote has to be visible here."""
-    if "error" in record or _is_done(record, folder):
-        return row_of(place.name, record, delta_file(folder, place.name), fresh=fresh)
-    error = f"its delta is not in {folder}: choose a folder that this machine and every worker see"
-    return row_of(place.name, {"error": error}, delta_file(folder, place.name), fresh=fresh)
+    file = delta_file(folder, place.name)
+    if not ("error" in record or _is_done(record, folder)):
+        record = {"error": f"its delta is not in {folder}: choose a folder that this machine and every worker see"}
+    if "error" not in record:
+        return row_of(place.name, record, file, fresh=fresh)
+    error = record["error"].replace(str(places.absolute()), str(places))  # workers have other working folders
+    left = "; the delta of an earlier run is still there" if file.exists() else ""
+    return row_of(place.name, record | {"error": error + left}, file, fresh=fresh)

@@ -43,6 +43,7 @@ def connected(workers: int, address: str | None, store: int = STORE) -> Iterator
     """The module `ray`, connected and quiet; a connection that was opened here is closed at the end."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else the death of a worker is printed to stdout
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else Ray prints what it thinks of its own actors
     if address is not None:
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")  # of 40 seconds: twenty are the default
     try:
