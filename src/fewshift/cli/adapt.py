@@ -106,8 +106,9 @@ def adapt(
 ) -> None:
     """Fit a network to the place of the support images, or with --sites to many places.
 
-    Exit code 3: the adaptation was rejected, and the source network is kept. With --sites: 0 if every place was
-    accepted, 3 if some were rejected, 1 if some failed.
+    Exit code 3: the adaptation was rejected, and the source network is kept.
+
+    With --sites: 0 if every place was accepted, 3 if some were rejected, 1 if some failed.
     """
     import fewshift
     from fewshift.api import method_from_words

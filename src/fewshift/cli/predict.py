@@ -24,8 +24,8 @@ INTERRUPTED = 130
     examples="""
     fewshift predict -m timm:resnet18 -w w.pt -d site.safetensors images/
     fewshift predict -m timm:resnet18 -w w.pt images/ -o classes.csv
-    fewshift predict -m timm:resnet18 -w w.pt images/ -o predictions/ -j 2
-    fewshift predict -m timm:resnet18 -w w.pt images/ -o predictions/ --engine ray
+    fewshift predict -m timm:resnet18 -w w.pt images/ -o rows/ -j 2
+    fewshift predict -m timm:resnet18 -w w.pt images/ -o rows/ --engine ray
     fewshift predict -m smp:unet/resnet34 -w w.safetensors scenes/ -o labelled/
     """
 )

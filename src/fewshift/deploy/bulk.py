@@ -74,9 +74,8 @@ def predict_files(
     there, and nothing but names of files is kept in memory. A network that labels pixels writes into the folder `out`:
     labels/ (index PNGs in the size of each image), overlays/ to look at, and palette.txt.
     """
-    _check_number("batch_size", batch_size, 1)
-    _check_number("workers", workers, 0)
-    _check_number("part_size", part_size, 1)
+    for name, number, least in (("batch_size", batch_size, 1), ("workers", workers, 0), ("part_size", part_size, 1)):
+        _check_number(name, number, least)
     check_engine(engine, address)
     if with_source and len(networks) < 2:
         raise FewshiftError(

@@ -19,7 +19,7 @@ from torch import nn
 
 from fewshift.core._display import MOST_NAMES, Displayed
 from fewshift.core._files import whole
-from fewshift.deploy.decoding import Decoded, Unreadable, batches_of, decoded
+from fewshift.deploy.decoding import ReadBatch, Unreadable, batches_of, decoded
 from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
@@ -189,7 +189,7 @@ class ClassRun:
             if self.strict and batch.broken:
                 raise FewshiftError(batch.broken[0].error)
 
-    def answers(self, batch: Decoded) -> list[ImagePrediction]:
+    def answers(self, batch: ReadBatch) -> list[ImagePrediction]:
         """The rows of the images of a batch that can be read."""
         if not batch.files:
             return []

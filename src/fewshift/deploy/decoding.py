@@ -24,7 +24,7 @@ class Unreadable(NamedTuple):
     error: str
 
 
-class Decoded(NamedTuple):
+class ReadBatch(NamedTuple):
     """A batch of files: the tensors of those that can be read, and why the others cannot."""
 
     files: list[Path]
@@ -37,7 +37,7 @@ def batches_of(files: Sequence[Path], size: int) -> list[Sequence[Path]]:
     return [files[start : start + size] for start in range(0, len(files), size)]
 
 
-def decode(files: Sequence[Path], preprocess: FileSteps, *, strict: bool = False) -> Decoded:
+def decode(files: Sequence[Path], preprocess: FileSteps, *, strict: bool = False) -> ReadBatch:
     """Read one batch of files; if `strict`, up to the first that cannot be read."""
     steps = preprocess.pixels if isinstance(preprocess, Preprocess) else preprocess
     read: list[Path] = []
@@ -57,12 +57,12 @@ def decode(files: Sequence[Path], preprocess: FileSteps, *, strict: bool = False
     if isinstance(preprocess, Preprocess):  # once for a batch: bytes are a quarter of the memory
         normalise = preprocess.normalise
         stacked = normalise(stacked) if isinstance(stacked, Tensor) else list(map(normalise, stacked))
-    return Decoded(read, stacked, broken)
+    return ReadBatch(read, stacked, broken)
 
 
 def decoded(
     batches: Sequence[Sequence[Path]], preprocess: FileSteps, workers: int = 0, *, strict: bool = False
-) -> Iterator[Decoded]:
+) -> Iterator[ReadBatch]:
     """One batch of files after the other; `workers` processes read ahead."""
     dataset = _Batches(batches, preprocess, strict)
     progress = track(range(sum(map(len, batches))), "images")
@@ -93,7 +93,7 @@ def _advance(progress: Iterator[int], steps: int) -> None:
         pass
 
 
-class _Batches(Dataset[Decoded]):
+class _Batches(Dataset[ReadBatch]):
     """Batches of images by number."""
 
     def __init__(self, batches: Sequence[Sequence[Path]], preprocess: FileSteps, strict: bool) -> None:
@@ -102,5 +102,5 @@ class _Batches(Dataset[Decoded]):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, index: int) -> Decoded:
+    def __getitem__(self, index: int) -> ReadBatch:
         return decode(self.batches[index], self.preprocess, strict=self.strict)

@@ -18,7 +18,7 @@ import torch
 
 from fewshift.core._progress import track
 from fewshift.deploy.class_table import ClassRun, ImagePrediction
-from fewshift.deploy.decoding import Decoded, Unreadable, batches_of, decode
+from fewshift.deploy.decoding import ReadBatch, Unreadable, batches_of, decode
 from fewshift.deploy.parts import Part, PartPredictions, Parts
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import FileSteps
@@ -149,7 +149,7 @@ class _Predicting:
         self.run = run
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        read: Decoded = batch["decoded"][0]
+        read: ReadBatch = batch["decoded"][0]
         answer = self.run.answers(read), read.broken
         return {"part": batch["part"], "place": batch["place"], "answer": _boxed(answer)}
 
