@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fewshift import Preprocess
+from fewshift import METHODS, Fleet, Preprocess
+from fewshift.report.fleet import VERDICTS, PlaceGain, PlaceRow
 from tests.helpers.networks import make_tiny
 from tests.helpers.pictures import save
 
@@ -29,6 +30,21 @@ def fill(folder: Path, seed: int, classes: tuple[str, ...] = CLASSES, shots: int
             pixels[:, :, CLASSES.index(name)] += 120
             save(folder / name / f"{index}.png", pixels)
     return folder
+
+
+def fleet_of(count: int) -> Fleet:
+    """A fleet with every verdict, a long note, and places of long names."""
+    failed = PlaceRow("roof", "failed", note=f"{'/a/long/path' * 8}/1.png is not an image: replace or remove it")
+    rows = [
+        PlaceRow(
+            f"camera-{index}-at-the-northern-gate", VERDICTS[1 + index % 3], 30,
+            PlaceGain(index, index - 9.5, index + 9.5),
+            1.5, False, "deploy, and watch bee", Path("sites/x.safetensors"), True, 2.0,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+    ordered = sorted([failed, *rows], key=PlaceRow.urgency)
+    return Fleet(tuple(ordered), Path("sites"), Path("places"), "timm:resnet18", METHODS["auto"](), 0, 61.0)
 
 
 class DeadlySteps:
