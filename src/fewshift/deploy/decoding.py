@@ -69,25 +69,25 @@ def decoded(
     if not workers:
         for index in range(len(batches)):
             yield dataset[index]
-            _advance(progress, len(batches[index]))
-        _advance(progress, 1)
+            advance(progress, len(batches[index]))
+        advance(progress, 1)
         return
     # a generator of its own: the loader would draw from the global one
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, generator=torch.Generator())
     try:
         for batch, answer in zip(batches, loader, strict=True):
             yield answer
-            _advance(progress, len(batch))
+            advance(progress, len(batch))
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         raise FewshiftError(
             "a process that reads images was ended, which happens when memory runs out: pass fewer --workers (workers=)"
         ) from error
-    _advance(progress, 1)
+    advance(progress, 1)
 
 
-def _advance(progress: Iterator[int], steps: int) -> None:
+def advance(progress: Iterator[int], steps: int) -> None:
     """So many images are done; one more ends the stage."""
     for _ in islice(progress, steps):
         pass

@@ -18,7 +18,7 @@ import torch
 
 from fewshift.core._progress import track
 from fewshift.deploy.class_table import ClassRun, ImagePrediction
-from fewshift.deploy.decoding import ReadBatch, Unreadable, batches_of, decode
+from fewshift.deploy.decoding import ReadBatch, Unreadable, advance, batches_of, decode
 from fewshift.deploy.parts import Part, PartPredictions, Parts
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import FileSteps
@@ -46,13 +46,17 @@ def predict_parts_on_ray(run: ClassRun, parts: Parts, *, workers: int, address: 
         }
         waiting = {part.number: _Waiting(part) for part in parts.missing}
         answers = _answers(ray, run, plan)
-        for _ in track(range(len(plan)), "batches"):
-            part, place, answer = next(answers)
+        progress = track(range(sum(map(len, plan.values()))), "images")
+        for part, place, answer in answers:
+            advance(progress, len(plan[part, place]))
             if run.strict and answer[1]:
                 raise FewshiftError(answer[1][0].error)
             if waiting[part].add(place, answer):
                 done = waiting.pop(part)
                 parts.add(done.part, *done.joined())
+        advance(progress, 1)
+    if waiting:
+        raise FewshiftError(f"Ray left out {len(waiting)} parts: --resume (resume=True) goes on with them")
     return parts.end()
 
 
@@ -62,13 +66,11 @@ class _Waiting:
     def __init__(self, part: Part) -> None:
         self.part = part
         self.answers: dict[int, Answer] = {}
-        self.left = len(part.files)
 
     def add(self, place: int, answer: Answer) -> bool:
         """Keep the answer to a batch; True if it was the last one."""
-        self.answers[place] = answer
-        self.left -= len(answer[0]) + len(answer[1])
-        return self.left == 0
+        self.answers[place] = answer  # by its place: the same batch counts once
+        return sum(len(rows) + len(broken) for rows, broken in self.answers.values()) == len(self.part.files)
 
     def joined(self) -> Answer:
         """Rows and images that cannot be read, in the order of the files."""

@@ -15,6 +15,7 @@ from fewshift.errors import FewshiftError
 from fewshift.jobs.ledger import Ledger, Record
 from fewshift.jobs.sweep import Group, Job, Listener, WorkPlan, missing, record_of, work_through
 
+STDERR = 2  # the file descriptor
 STORE = 2**27  # bytes of a local object store: records are small
 
 
@@ -61,7 +62,8 @@ def connected(workers: int, address: str | None, store: int = STORE) -> Iterator
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": store}
     try:
-        ray.init("local", **local, **quiet) if address is None else ray.init(address, **quiet)
+        with _silenced():
+            ray.init("local", **local, **quiet) if address is None else ray.init(address, **quiet)
     except Exception as error:  # of many kinds, down to the plain one
         why = str(error).strip().partition("\n")[0]
         if address is None:
@@ -74,6 +76,19 @@ def connected(workers: int, address: str | None, store: int = STORE) -> Iterator
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Within the block nothing reaches stderr: Ray's core says there, past Python, that it was told to be silent."""
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, STDERR)
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class _Cluster:
