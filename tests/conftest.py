@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from fewshift import Support, cli
+from fewshift import FewshiftError, Support, cli
 from tests.helpers.browser import Tab
 from tests.helpers.networks import make_support, make_tiny
 
@@ -25,7 +27,13 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SHARED_PAGES = ("tests/lab/bench/test_page.py", "tests/report/test_browser.py")  # both read one large page
+SHARED = {  # modules that share what is slow to make: one large page, one Ray
+    "tests/lab/bench/test_page.py": "pages",
+    "tests/report/test_browser.py": "pages",
+    "tests/lab/bench/test_ray.py": "ray",
+    "tests/deploy/test_parts_on_ray.py": "ray",
+    "tests/fleet/test_fleet_on_ray.py": "ray",
+}
 NO_BROWSER = f"no browser: install one of {', '.join(BROWSERS)}"
 
 
@@ -99,6 +107,21 @@ def page_of_all_grids(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report_run(folder).page
 
 
+@pytest.fixture(scope="session")
+def ray() -> Iterator[Any]:
+    """A real Ray of two workers, started once."""
+    from fewshift.jobs.on_ray import connected
+
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else its workers starve on a busy machine
+    with ExitStack() as opened:
+        for _ in range(2):  # it gives up when a machine is busy and it starts slowly
+            with suppress(FewshiftError):
+                opened.enter_context(connected(2, None))
+                break
+        with connected(2, None) as ray:
+            yield ray
+
+
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
     yield Tab(browser)
@@ -114,7 +137,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     class ByModule(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.partition("::")[0]
-            return "pages" if module in SHARED_PAGES else module
+            return SHARED.get(module, module)
 
     return ByModule(config, log)
 

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from fewshift.core.network import Network
     from fewshift.core.support import Support, Target, draw_support
     from fewshift.deploy.class_table import ImagePredictions
+    from fewshift.deploy.parts import PartPredictions
     from fewshift.deploy.pixels import PixelPredictions
     from fewshift.errors import FewshiftError
+    from fewshift.fleet.sites import adapt_sites
     from fewshift.images.preprocess import Preprocess
     from fewshift.methods.adabn import AdaBN
     from fewshift.methods.auto import Auto
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from fewshift.models.card_files import write_card
     from fewshift.report.cautions import CautionWarning
     from fewshift.report.comparison import Comparison
+    from fewshift.report.fleet import Fleet
     from fewshift.report.learning_curve import LearningCurve
     from fewshift.report.results import Adaptation, Inspection
     from fewshift.trust.evaluation import Evaluation, ImageEvaluation, PixelEvaluation
@@ -62,8 +65,10 @@ _NAMES = {
     "core.network": "Network",
     "core.support": "Support Target draw_support",
     "deploy.class_table": "ImagePredictions",
+    "deploy.parts": "PartPredictions",
     "deploy.pixels": "PixelPredictions",
     "errors": "FewshiftError",
+    "fleet.sites": "adapt_sites",
     "images.preprocess": "Preprocess",
     "methods.adabn": "AdaBN",
     "methods.auto": "Auto",
@@ -75,6 +80,7 @@ _NAMES = {
     "models.card_files": "write_card",
     "report.cautions": "CautionWarning",
     "report.comparison": "Comparison",
+    "report.fleet": "Fleet",
     "report.learning_curve": "LearningCurve",
     "report.results": "Adaptation Inspection",
     "trust.evaluation": "Evaluation ImageEvaluation PixelEvaluation",
@@ -94,6 +100,7 @@ __all__ = [
     "Delta",
     "Evaluation",
     "FewshiftError",
+    "Fleet",
     "ImageEvaluation",
     "ImagePredictions",
     "Inspection",
@@ -101,6 +108,7 @@ __all__ = [
     "LearningCurve",
     "Method",
     "Network",
+    "PartPredictions",
     "PixelEvaluation",
     "PixelPredictions",
     "Preprocess",
@@ -112,6 +120,7 @@ __all__ = [
     "TestTimeBN",
     "__version__",
     "adapt",
+    "adapt_sites",
     "apply",
     "compare",
     "draw_support",

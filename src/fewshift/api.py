@@ -18,11 +18,9 @@ from fewshift.core.losses import Loss
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network, list_layers
 from fewshift.core.support import Support
-from fewshift.deploy.bulk import PredictOptions, predict_files
-from fewshift.deploy.class_table import ImagePredictions
+from fewshift.deploy.bulk import Predictions, PredictOptions, predict_files
 from fewshift.deploy.listing import Files
 from fewshift.deploy.merged import write_merged
-from fewshift.deploy.pixels import PixelPredictions
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_labelled, left_out
 from fewshift.images.sliding_window import Size
@@ -280,15 +278,16 @@ def predict(
     classes: Sequence[str] | None = None,
     progress: Progress = None,
     **options: Unpack[PredictOptions],
-) -> ImagePredictions | PixelPredictions:
+) -> Predictions:
     """Predict image files: a class and its probability for each, or a class for every pixel.
 
     `images` is a folder, a file, a pattern ("photos/*.jpg"), a list of files ("@files.txt"), "-" for one on standard
     input, or several of these. `delta`, an adaptation or its file, is applied to a copy of `model` first. `preprocess`
     and `classes` come from the arguments, else from the delta, else from the network's card. A network with one output
-    per image gives a table, `out` is its CSV file: rows are written as they come. A network that labels pixels writes
-    label maps and overlays into the folder `out`; `window=` and `stride=`, in preprocessed pixels, let it see large
-    images in parts. Images that cannot be read are in `broken` of the result; `strict=True` stops at the first.
+    per image gives a table, `out` is its CSV file: rows are written as they come. If `out` is a folder, or a new name
+    without a suffix, Parquet parts have the rows; `engine="ray"` computes them on Ray. A network that labels pixels
+    writes label maps and overlays into the folder `out`; `window=` and `stride=`, in preprocessed pixels, let it see
+    large images in parts. Images that cannot be read are in `broken` of the result; `strict=True` stops at the first.
 
     `resume=True` skips images that the same run has predicted there, `overwrite=True` replaces them. `top=3` adds the
     next classes, `all_probabilities=True` those of all, `with_source=True` what the network says without the delta.

@@ -108,3 +108,15 @@ def test_names_come_from_standard_input(place):
     assert done.returncode == 5, done.stderr
     assert [row["file"] for row in rows(done.stdout)] == [str(place / "photos/bee/1.png")]
     assert "no such image" in done.stderr
+
+
+def test_a_folder_gets_parts_and_broken_images_are_named(run, place):
+    (place / "photos/bee/1.png").write_bytes(b"no image")
+    words = ["predict", *network_options(place), place / "photos", "--out", place / "parts", "--part-size", 8]
+    done = run(*words)
+    assert done.code == 5
+    assert "17 predictions, in 3 Parquet files: " in done.stdout
+    assert all(word in done.stderr for word in ("1 image of 18 left out", "bee/1.png", "parts/_broken"))
+    again = run(*words, "--resume", "--json")
+    assert again.code == 5
+    assert json.loads(again.stdout)["earlier"] == 17

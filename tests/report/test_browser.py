@@ -8,6 +8,7 @@ import pytest
 
 from fewshift.report.pages import adaptation_page, demo_page
 from tests.helpers.browser import Tab
+from tests.helpers.fleet import fleet_of
 from tests.helpers.pages import JUDGED, demonstration
 
 INK = {"light": "rgb(28, 28, 32)", "dark": "rgb(231, 229, 224)"}
@@ -37,13 +38,15 @@ COLOURS = """[...document.querySelectorAll('svg')].map(svg => svg.querySelector(
   .filter(Boolean).map(text => getComputedStyle(text).fill)"""
 
 
-@pytest.fixture(scope="module", params=["run", "demo", "evidence", "many classes", "forty"])
+@pytest.fixture(scope="module", params=["run", "demo", "fleet", "evidence", "many classes", "forty"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, browser: object) -> Path:
     if request.param == "run":
         return request.getfixturevalue("page_of_all_grids")
     folder = tmp_path_factory.mktemp("pages")
     if request.param == "demo":
         return demo_page(demonstration(), folder / "demo.html")
+    if request.param == "fleet":
+        return fleet_of(30).report(folder / "fleet.html")
     return adaptation_page(JUDGED[request.param](), folder / "adaptation.html")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fewshift.cli._sites import adapt_to_sites
 from fewshift.cli.console import (
     MisuseError,
     check_outputs,
@@ -43,13 +44,24 @@ CONDITIONS = ("not-worse", "better", "always")
     fewshift adapt -m timm:resnet18 -w w.pt -s photos/ --report site.html
     fewshift adapt -m timm:resnet18 -w w.pt -s photos/ --unlabelled stream/
     fewshift adapt -m timm:resnet18 -w w.pt -s photos/ --size small
+    fewshift adapt -m timm:resnet18 -w w.pt --sites places/ -o sites/ -j 2
     """
 )
 def adapt(
     network: NetworkOptions,
     support: Annotated[Path | None, typer.Option(help=LABELLED)] = None,
+    sites: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder with one folder of labelled images per place: adapt to each, and write their deltas into "
+            "the folder --out. Run it again to continue."
+        ),
+    ] = None,
     unlabelled: Unlabelled = None,
-    out: Annotated[Path | None, typer.Option(help="Write the delta here: only the tensors that changed.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the delta here: only the tensors that changed. With --sites, the folder of deltas."),
+    ] = None,
     report: Report = None,
     method: MethodName = "auto",
     setting: Setting = None,
@@ -85,11 +97,18 @@ def adapt(
     ] = False,
     head: Head = None,
     seed: Seed = 0,
+    workers: Annotated[int, typer.Option(min=1, help="With --sites: processes, one thread each.")] = 1,
+    engine: Annotated[str, typer.Option(help="With --sites: local, or ray for a Ray cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster, or auto; a local one is started by default.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a network to the place of the support images.
+    """Fit a network to the place of the support images, or with --sites to many places.
 
     Exit code 3: the adaptation was rejected, and the source network is kept.
+
+    With --sites: 0 if every place was accepted, 3 if some were rejected, 1 if some failed.
     """
     import fewshift
     from fewshift.api import method_from_words
@@ -97,6 +116,22 @@ def adapt(
     with reading_words():
         chosen = method_from_words(method, setting or [])
     condition = _condition(accept)
+    if sites is not None:
+        one_place = {"--support": support is not None, "--unlabelled": unlabelled is not None}
+        one_place |= {"--write-rejected": write_rejected, "--verbose": verbose}
+        if out is None or any(one_place.values()):
+            words = ", ".join(word for word, value in one_place.items() if value)
+            raise MisuseError(
+                "--sites adapts to many places: " + ("give --out FOLDER" if out is None else f"leave out {words}")
+            )
+        adapt_to_sites(
+            network, sites, out, report, as_json=as_json, workers=workers, engine=engine, address=address,
+            method=chosen, shots=shots, validate=None if validate == "none" else validate, accept=condition, size=size,
+            drop_suspects=drop_suspects, check=not no_check, head=head, seed=seed,
+        )  # fmt: skip
+        return
+    if workers > 1 or engine != "local" or address is not None:
+        raise MisuseError("--workers, --engine and --address share out places: give --sites, or leave them out")
     if support is None and unlabelled is None:
         raise MisuseError("there are no images to adapt to: give --support, --unlabelled or both")
     if size is not None and method != "auto":

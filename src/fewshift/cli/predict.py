@@ -14,7 +14,7 @@ from fewshift.cli.console import MisuseError, print_json, print_left_out, print_
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
 
 if TYPE_CHECKING:
-    from fewshift import ImagePredictions, PixelPredictions
+    from fewshift import ImagePredictions, PartPredictions, PixelPredictions
 
 SOME_UNREADABLE = 5  # the exit code when images were left out
 INTERRUPTED = 130
@@ -24,6 +24,8 @@ INTERRUPTED = 130
     examples="""
     fewshift predict -m timm:resnet18 -w w.pt -d site.safetensors images/
     fewshift predict -m timm:resnet18 -w w.pt images/ -o classes.csv
+    fewshift predict -m timm:resnet18 -w w.pt images/ -o rows/ -j 2
+    fewshift predict -m timm:resnet18 -w w.pt images/ -o rows/ --engine ray
     fewshift predict -m smp:unet/resnet34 -w w.safetensors scenes/ -o labelled/
     """
 )
@@ -39,7 +41,10 @@ def predict(
     delta: DeltaFile = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the CSV here instead of stdout, row by row; with pixel labels, a new folder."),
+        typer.Option(
+            help="Write the CSV here instead of stdout, row by row. A folder, or a new name without a suffix, gets "
+            "Parquet parts; with pixel labels, label maps."
+        ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the rows of a stopped run, or the label maps in --out.")
@@ -57,6 +62,13 @@ def predict(
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Images that go through the network together.")] = 32,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images while the network works.")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: a Ray cluster reads and predicts; --out is a folder of Parquet parts.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster, or auto; a local one is started by default.")
+    ] = None,
+    part_size: Annotated[int, typer.Option(min=1, help="Images in each Parquet part: what is resumed.")] = 2000,
     device: Annotated[str | None, typer.Option(help="Where to compute, such as cuda; the CPU by default.")] = None,
     window: Window = None,
     stride: Stride = None,
@@ -77,10 +89,13 @@ def predict(
             model, images[0] if len(images) == 1 else images, delta=delta, out=streamed, **arguments, window=window,
             stride=stride, resume=resume, overwrite=overwrite, strict=strict, top=top, workers=workers, device=device,
             all_probabilities=all_probabilities, with_source=with_source, batch_size=batch_size, as_json=as_json,
+            engine=engine, address=address, part_size=part_size,
         )  # fmt: skip
     print_left_out(*images)
     if isinstance(result, fewshift.ImagePredictions):
         _print_classes(result, out, as_json)
+    elif isinstance(result, fewshift.PartPredictions):
+        _print_parts(result, as_json)
     else:
         _print_pixels(result, as_json)
     _print_unreadable(result)
@@ -118,6 +133,17 @@ def _print_classes(result: ImagePredictions, out: Path | None, as_json: bool) ->
     typer.echo(f"{counted(len(result.rows), 'prediction')}{earlier}: {out}")
 
 
+def _print_parts(result: PartPredictions, as_json: bool) -> None:
+    from fewshift.report.prose import counted
+
+    if as_json:
+        print_json(result.to_json())
+        return
+    earlier = f", {result.earlier:,} were there" if result.earlier else ""
+    files = counted(result.parts, "Parquet file")
+    typer.echo(f"{counted(result.predicted, 'prediction')}{earlier}, in {files}: {result.folder}")
+
+
 def _print_pixels(result: PixelPredictions, as_json: bool) -> None:
     from fewshift.report.prose import counted
 
@@ -132,14 +158,20 @@ def _print_pixels(result: PixelPredictions, as_json: bool) -> None:
     typer.echo(f"label maps: {result.folder / 'labels'}, to look at: {result.folder / 'overlays'}")
 
 
-def _print_unreadable(result: ImagePredictions | PixelPredictions) -> None:
+def _print_unreadable(result: ImagePredictions | PixelPredictions | PartPredictions) -> None:
     """Name the images that were left out, and end with an exit code of their own."""
+    import fewshift
     from fewshift.report.prose import counted
 
     if not result.broken:
         return
-    typer.echo(f"{counted(len(result.broken), 'image')} of {result.asked:,} left out:", err=True)
+    count = result.unreadable if isinstance(result, fewshift.PartPredictions) else len(result.broken)
+    typer.echo(f"{counted(count, 'image')} of {result.asked:,} left out:", err=True)
     for image in result.broken:
         typer.echo(f"  {image.error}", err=True)
+    if count > len(result.broken):
+        typer.echo(f"  and {count - len(result.broken):,} more", err=True)
+    if isinstance(result, fewshift.PartPredictions):
+        typer.echo(f"  all of them: {result.folder / '_broken'}", err=True)
     typer.echo(f"exit code {SOME_UNREADABLE}: the others are done; --resume adds these once they are mended", err=True)
     raise typer.Exit(SOME_UNREADABLE)

@@ -11,13 +11,17 @@ import torch
 from torch import nn
 
 from fewshift.deploy.class_table import ClassRun, Columns, ImagePredictions
-from fewshift.deploy.listing import Files, listed
+from fewshift.deploy.listing import FileList, Files, listed
+from fewshift.deploy.parts import PART_SIZE, PartPredictions, Parts, part_folder, predict_parts
 from fewshift.deploy.pixels import PixelPredictions, label_files
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import output_for, output_names
 from fewshift.images.preprocess import Preprocess
-from fewshift.images.sliding_window import Size
+from fewshift.images.sliding_window import Size, evaluating
+from fewshift.jobs.sweep import check_engine
 from fewshift.trust.evaluation import refuse_window
+
+Predictions = ImagePredictions | PixelPredictions | PartPredictions
 
 
 class PredictOptions(TypedDict, total=False):
@@ -33,6 +37,9 @@ class PredictOptions(TypedDict, total=False):
     all_probabilities: bool
     with_source: bool  # what the source network says too: twice the work
     as_json: bool  # the table is JSON, written whole at the end
+    engine: str  # "local", or "ray" for a folder of Parquet parts by a Ray cluster
+    address: str | None  # of the cluster; a local one is started by default
+    part_size: int  # images in each Parquet part
     window: Size | None
     stride: Size | None
 
@@ -54,36 +61,44 @@ def predict_files(
     all_probabilities: bool = False,
     with_source: bool = False,
     as_json: bool = False,
+    engine: str = "local",
+    address: str | None = None,
+    part_size: int = PART_SIZE,
     window: Size | None = None,
     stride: Size | None = None,
-) -> ImagePredictions | PixelPredictions:
+) -> Predictions:
     """Predict every image by the last network: a class and its probability, or a class for every pixel.
 
     A network with one output per image gives a table, written to `out` as CSV, row by row, if there is one; a file
-    beside it names the run. A network that labels pixels writes into the folder `out`: labels/ (index PNGs in the size
-    of each image), overlays/ to look at, and palette.txt.
+    beside it names the run. If `out` is a folder, or a new name without a suffix, the same rows become Parquet parts
+    there, and nothing but names of files is kept in memory. A network that labels pixels writes into the folder `out`:
+    labels/ (index PNGs in the size of each image), overlays/ to look at, and palette.txt.
     """
-    _check_number("batch_size", batch_size, 1)
-    _check_number("workers", workers, 0)
+    for name, number, least in (("batch_size", batch_size, 1), ("workers", workers, 0), ("part_size", part_size, 1)):
+        _check_number(name, number, least)
+    check_engine(engine, address)
     if with_source and len(networks) < 2:
         raise FewshiftError(
             "--with-source (with_source=True) shows the source network beside the adapted one: pass a delta"
         )
     listing = listed(images)
     chosen = list(networks.values()) if with_source else list(networks.values())[-1:]
-    chosen = [_on_device(network, device) for network in chosen]
+    chosen = [evaluating(_on_device(network, device)) for network in chosen]
     shape = output_for(chosen[-1], listing.files, preprocess, window, stride)
     names = output_names(classes, shape[0])
     if len(shape) == 1:
         refuse_window(window, stride)
         columns = Columns(names, top, with_source, all_probabilities)
         run = ClassRun(chosen, preprocess, columns, batch_size, workers, strict)
+        if engine == "ray" or _is_folder(out):
+            return _in_parts(run, listing, out, part_size, engine, address, resume=resume, overwrite=overwrite)
         if as_json:
             return run.predict_json(listing.files, out, resume=resume)
         return run.predict(listing.files, out, resume=resume, overwrite=overwrite)
-    if top != 1 or all_probabilities or with_source or workers:
+    if top != 1 or all_probabilities or with_source or workers or engine != "local":
         raise FewshiftError(
-            "this network labels every pixel: leave out --top, --all-probabilities, --with-source and --workers"
+            "this network labels every pixel: leave out --top, --all-probabilities, --with-source, --workers and "
+            "--engine"
         )
     return label_files(
         chosen[-1], images, listing, preprocess, names, out,
@@ -91,9 +106,39 @@ def predict_files(
     )  # fmt: skip
 
 
+def _is_folder(out: str | Path | TextIO | None) -> bool:
+    """Whether an output is a folder, or is to be one."""
+    if not isinstance(out, (str, Path)):
+        return False
+    return Path(out).is_dir() or (not Path(out).exists() and not Path(out).suffix)
+
+
+def _in_parts(
+    run: ClassRun,
+    listing: FileList,
+    out: str | Path | TextIO | None,
+    size: int,
+    engine: str,
+    address: str | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> PartPredictions:
+    """Parquet parts in the folder `out`, by this process or by Ray."""
+    if not isinstance(out, (str, Path)):
+        raise FewshiftError("the engine ray writes Parquet parts: pass --out FOLDER (out=)")
+    with part_folder(out) as folder:
+        parts = Parts(folder, run, listing.files, size, resume=resume, overwrite=overwrite)
+        if engine == "local":
+            return predict_parts(run, parts)
+        from fewshift.deploy.parts_on_ray import predict_parts_on_ray
+
+        return predict_parts_on_ray(run, parts, workers=run.workers, address=address)
+
+
 def _check_number(name: str, number: int, least: int) -> None:
     if not isinstance(number, int) or number < least:
-        unit = "images" if name == "batch_size" else "processes"
+        unit = "processes" if name == "workers" else "images"
         raise FewshiftError(f"{name}={number!r} is no number of {unit}: give {least}, {least + 1}, ...")
 
 

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from torch import Tensor, nn
+import numpy as np
+import torch
+from torch import nn
 
 from fewshift.core._display import MOST_NAMES, Displayed
 from fewshift.core._files import whole
-from fewshift.deploy.decoding import Unreadable, decoded
+from fewshift.deploy.decoding import ReadBatch, Unreadable, batches_of, decoded
 from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
-from fewshift.images.sliding_window import evaluating
 from fewshift.trust.evaluation import class_probabilities
 
 RECORD = ".run.json"  # the file beside a table that names its run
@@ -65,14 +66,24 @@ class Columns:
         source = ["source_class", "source_probability"] if self.source else []
         return ["file", "class", "probability", *source, *more, *(f"p_{name}" for name in self.classes if self.every)]
 
-    def row(self, file: Path, scores: Tensor, source: Tensor | None) -> ImagePrediction:
-        """What the probabilities of an image say."""
-        order = scores.argsort(descending=True, stable=True)[: self.top].tolist()
-        first, *others = (Scored(self.classes[place], float(scores[place])) for place in order)
-        before = None if source is None else Scored(self.classes[int(source.argmax())], float(source.max()))
-        return ImagePrediction(
-            file, *first, tuple(others), before, array("f", scores.tolist()) if self.every else array("f")
-        )
+    def rows(self, files: Sequence[Path], scores: np.ndarray, source: np.ndarray | None) -> list[ImagePrediction]:
+        """What the probabilities of images say, (images, classes) each; of equal ones the first class leads."""
+        leading = self._leading(scores, self.top)
+        before = [None] * len(files) if source is None else [each for (each,) in self._leading(source, 1)]
+        every = [array("f", row.tobytes()) if self.every else array("f") for row in scores.astype(np.float32)]
+        return [
+            ImagePrediction(file, *first, tuple(others), old, probabilities)
+            for file, (first, *others), old, probabilities in zip(files, leading, before, every, strict=True)
+        ]
+
+    def _leading(self, scores: np.ndarray, count: int) -> list[list[Scored]]:
+        """The most probable classes of each image."""
+        order = scores.argmax(1)[:, None] if count == 1 else np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        values = np.take_along_axis(scores, order, axis=1).tolist()
+        return [
+            [Scored(self.classes[place], value) for place, value in zip(places, row, strict=True)]
+            for places, row in zip(order.tolist(), values, strict=True)
+        ]
 
     def cells(self, row: ImagePrediction) -> list[str | float]:
         """A row as a table has it."""
@@ -153,10 +164,11 @@ class ClassRun:
         rows: list[ImagePrediction] = []
         broken: list[Unreadable] = []
         with self._table(out, resume, overwrite) as (known, write):
-            left = [file for file in files if str(file) not in known]
-            for part in self._batches(left, broken):
+            left = [file for file in files if str(file) not in known] if known else files
+            for part, unread in self.batches(batches_of(left, self.batch_size)):
                 write([self.columns.cells(row) for row in part])
                 rows += part
+                broken += unread
         return ImagePredictions(tuple(rows), self.columns, tuple(broken), len(files) - len(left))
 
     def predict_json(self, files: Sequence[Path], out: str | Path | TextIO | None, *, resume: bool) -> ImagePredictions:
@@ -170,32 +182,22 @@ class ClassRun:
             draft.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
         return result
 
-    def _batches(self, files: Sequence[Path], broken: list[Unreadable]) -> Iterator[list[ImagePrediction]]:
-        """The rows of one batch after the other; images that cannot be read are added to `broken`."""
-        networks = [evaluating(network) for network in self.networks]
-        pending: list[tuple[Path, Tensor]] = []
-        for file, picture in zip(files, decoded(files, self.preprocess, self.workers), strict=True):
-            if isinstance(picture, Tensor):
-                pending.append((file, picture))
-            else:
-                broken.append(picture)
-            stopped = self.strict and bool(broken)
-            if pending and (len(pending) == self.batch_size or stopped):
-                yield self._rows(networks, pending)
-                pending = []
-            if stopped:
-                raise FewshiftError(broken[0].error)
-        if pending:
-            yield self._rows(networks, pending)
+    def batches(self, batches: Sequence[Sequence[Path]]) -> Iterator[tuple[list[ImagePrediction], list[Unreadable]]]:
+        """The rows of one batch after the other, and the images of it that cannot be read."""
+        for batch in decoded(batches, self.preprocess, self.workers, strict=self.strict):
+            yield self.answers(batch), batch.broken
+            if self.strict and batch.broken:
+                raise FewshiftError(batch.broken[0].error)
 
-    def _rows(self, networks: Sequence[nn.Module], pending: Sequence[tuple[Path, Tensor]]) -> list[ImagePrediction]:
-        pictures = [picture for _, picture in pending]
-        answers = [list(class_probabilities(network, pictures, self.batch_size)) for network in networks]
-        before = answers[0] if self.columns.source else [None] * len(pictures)
-        return [
-            self.columns.row(file, scores.cpu(), source)
-            for (file, _), scores, source in zip(pending, answers[-1], before, strict=True)
+    def answers(self, batch: ReadBatch) -> list[ImagePrediction]:
+        """The rows of the images of a batch that can be read."""
+        if not batch.files:
+            return []
+        scores = [
+            torch.stack(list(class_probabilities(network, batch.pictures, self.batch_size))).cpu().numpy()
+            for network in self.networks
         ]
+        return self.columns.rows(batch.files, scores[-1], scores[0] if self.columns.source else None)
 
     @contextmanager
     def _table(

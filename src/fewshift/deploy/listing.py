@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import image_files
@@ -18,18 +19,41 @@ Files = str | Path | Sequence[str | Path]
 """A folder of images, an image file, a pattern ("photos/*.jpg"), a list ("@files.txt"), "-", or several of these."""
 
 
+class Names(Sequence[Path]):
+    """Paths that are kept as text: of millions of files, a `Path` each would take most of the memory."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Path: ...
+    @overload
+    def __getitem__(self, index: slice) -> Names: ...
+    def __getitem__(self, index: int | slice) -> Path | Names:
+        return Names(self.names[index]) if isinstance(index, slice) else Path(self.names[index])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == (list(other) if isinstance(other, Names) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class FileList(NamedTuple):
     """Image files as their paths were given, and the folder that contains them all."""
 
     root: Path
-    files: list[Path]
+    files: Sequence[Path]
 
 
 def listed(images: Files) -> FileList:
     """The image files that are meant, in the order given; those of a folder are sorted."""
     if isinstance(images, (str, Path)) and Path(images).exists():
         root = images_below(images)
-        return FileList(root, image_files(root))
+        names = list(_walked(str(root), readable())) if root.is_dir() else []
+        return FileList(root, Names(names) if names else image_files(root))  # which says why there are none
     if not isinstance(images, (str, Path, Sequence)):
         raise FewshiftError(
             f"{type(images).__name__} is no image file: give a folder, a file or a list of files, and call the network "
@@ -40,6 +64,18 @@ def listed(images: Files) -> FileList:
     if not files:
         raise FewshiftError("there are no images: give some")
     return FileList(Path(os.path.commonpath([file.absolute().parent for file in files])), files)
+
+
+def _walked(folder: str, suffixes: Set[str]) -> Iterator[str]:
+    """The images below a folder, in the order and with the exceptions of `image_files`."""
+    entries = []
+    with suppress(PermissionError), os.scandir(folder) as listing:
+        entries = sorted((entry for entry in listing if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walked(entry.path, suffixes)
+        elif Path(entry.name).suffix.lower() in suffixes and (entry.is_file() or entry.is_symlink()):
+            yield str(Path(entry.path))
 
 
 def _meant_by(path: str | Path) -> list[Path]:

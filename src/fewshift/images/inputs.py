@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ def _drawn(labelled: Labelled, shots: int, seed: int) -> Tensor:
 
 
 def output_for(
-    network: nn.Module, files: Sequence[Path], preprocess: FileSteps, window: Size | None, stride: Size | None
+    network: nn.Module, files: Iterable[Path], preprocess: FileSteps, window: Size | None, stride: Size | None
 ) -> tuple[int, ...]:
     """The shape of the output for the first image that can be read: (classes,) or (classes, height, width)."""
     refusal = FewshiftError("there are no images: give some")

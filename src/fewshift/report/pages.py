@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fewshift.lab.bench.trust import Trial
     from fewshift.lab.demo import Demo, DemoRow
     from fewshift.report.comparison import Comparison
+    from fewshift.report.fleet import Fleet
     from fewshift.report.learning_curve import LearningCurve
     from fewshift.report.results import Adaptation, LayerReport
 
@@ -199,6 +200,11 @@ def accuracy_page(scores: ImageEvaluation, path: str | Path, *, origin: Mapping[
 def comparison_page(result: Comparison, path: str | Path) -> Path:
     """Several methods on the same held-out images: a table, a picture, and every difference."""
     return _write(path, "comparison.html", result=result, versions=_versions())
+
+
+def fleet_page(result: Fleet, path: str | Path) -> Path:
+    """Every place of a fleet: the verdicts, a table, and the gains."""
+    return _write(path, "fleet.html", result=result, versions=_versions())
 
 
 def curve_page(result: LearningCurve, path: str | Path) -> Path:

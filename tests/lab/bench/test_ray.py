@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
 
 from fewshift import FewshiftError
-from fewshift.lab.bench.on_ray import connected, sweep_on_ray
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.sweep import sweep
 from tests.helpers.bench import (
@@ -30,18 +27,6 @@ from tests.helpers.bench import (
 )
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="session")
-def ray():
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else its workers starve on a busy machine
-    with ExitStack() as opened:
-        for _ in range(2):  # it gives up when a machine is busy and it starts slowly
-            with suppress(FewshiftError):
-                opened.enter_context(connected(2, None))
-                break
-        with connected(2, None) as ray:
-            yield ray
 
 
 @pytest.fixture
@@ -116,4 +101,4 @@ def test_materials_that_cannot_be_opened_ends_the_sweep(on_ray, tmp_path):
 def test_a_missing_ray_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(FewshiftError, match=r'pip install "fewshift\[ray\]"'):
-        sweep_on_ray(CELLS, tmp_path, tiny_materials, (), workers=2, tell=print)
+        sweep(CELLS, tmp_path, tiny_materials, (), workers=2, tell=print, engine="ray")

@@ -1,59 +1,21 @@
-"""Records: one JSON line per finished cell, in a file that survives kills and serves several processes at once."""
+"""Records of cells, and the grids that they belong to, in the folder of a run."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from filelock import FileLock, Timeout
 
 from fewshift.core._files import whole
-from fewshift.errors import FewshiftError
+from fewshift.jobs.ledger import Ledger, Record
 from fewshift.lab.bench.cell import current_key
 
-Record = dict[str, Any]
+__all__ = ["Record", "Records"]
 
 
-class Records:
-    """The folder of a run: `records.jsonl`, and a lock file for each cell that a process is working on.
-
-    A line is appended under a lock. A kill in the middle leaves a torn last line, which the next reader skips and the
-    next writer removes. A cell is claimed by locking its file. The system releases the locks of a process that dies, so
-    no claim outlives its owner.
-    """
+class Records(Ledger):
+    """The ledger of a run. Records of older versions are found under the key that their cell has now."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.file = self.folder / "records.jsonl"
-        self.unreadable = 0  # lines that the last reading skipped
-        self._keys: dict[str, str] = {}  # stored -> current
-        try:
-            (self.folder / "claims").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FewshiftError(f"cannot write into {folder} ({error.strerror}): choose another folder") from error
-
-    def read(self) -> dict[str, Record]:
-        """The newest record of every key; lines that are no records are skipped and counted.
-
-        Records of older versions get the key that their cell has now.
-        """
-        with self._locked() as file:
-            lines = [_record(line) for line in _lines(file.read())]
-        self.unreadable = lines.count(None)
-        records = [record | {"key": self._key(record)} for record in lines if record is not None]
-        return {record["key"]: record for record in records}
-
-    def append(self, record: Record) -> None:
-        """Add one line, on disk before this returns."""
-        with self._locked() as file:
-            _repair(file)
-            file.write((json.dumps(record, sort_keys=True) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        super().__init__(folder, current_key)
 
     def keep_grid(self, grid: Path) -> None:
         """Copy a grid file beside its records, so that the folder alone can be reported on."""
@@ -64,64 +26,3 @@ class Records:
     def grids(self) -> list[Path]:
         """The grid files that were run into this folder."""
         return sorted((self.folder / "grids").glob("*.toml"))
-
-    @contextmanager
-    def claim(self, key: str) -> Iterator[bool]:
-        """Whether the cell is ours to work on during the block: False if another process has it."""
-        lock = FileLock(self.folder / "claims" / key, timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            lock.release()
-
-    def _key(self, record: Record) -> str:
-        if record["key"] not in self._keys:
-            self._keys[record["key"]] = current_key(record)
-        return self._keys[record["key"]]
-
-    @contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
-        try:
-            with FileLock(self.folder / "records.lock", poll_interval=0.005):
-                self.file.touch()
-                with self.file.open("r+b") as file:
-                    yield file
-        except OSError as error:
-            raise FewshiftError(
-                f"cannot read or write {self.file} ({error.strerror}): choose another folder"
-            ) from error
-
-
-def _repair(file: BinaryIO) -> None:
-    """Go to the end; remove a last line that was torn, or end it if only its end is missing."""
-    content = file.read()
-    end = content.rfind(b"\n") + 1
-    if end == len(content):
-        return
-    if _record(content[end:]) is None:
-        file.seek(end)
-        file.truncate()
-    else:
-        file.write(b"\n")
-
-
-def _lines(content: bytes) -> Iterator[bytes]:
-    """Every line; a torn last one is left to the next writer."""
-    *lines, last = content.split(b"\n")
-    yield from filter(None, lines)
-    if _record(last) is not None:
-        yield last
-
-
-def _record(line: bytes) -> Record | None:
-    """The record in a line, if there is one."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("key"), str) else None

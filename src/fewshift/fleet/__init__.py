@@ -1,0 +1,1 @@
+"""Many places at once: one network, a delta for each place, one table at the end."""
