@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fewshift.core.support import Support, Target, draw_support
     from fewshift.deploy.class_table import ImagePredictions
     from fewshift.deploy.pixels import PixelPredictions
+    from fewshift.deploy.sites import Sites
     from fewshift.errors import FewshiftError
     from fewshift.images.preprocess import Preprocess
     from fewshift.methods.adabn import AdaBN
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from fewshift.report.comparison import Comparison
     from fewshift.report.learning_curve import LearningCurve
     from fewshift.report.results import Adaptation, Inspection
+    from fewshift.report.sites import SiteTable, list_sites
     from fewshift.trust.evaluation import Evaluation, ImageEvaluation, PixelEvaluation
     from fewshift.trust.leaks import LeakWarning
     from fewshift.trust.shift import Shift
@@ -63,6 +65,7 @@ _NAMES = {
     "core.support": "Support Target draw_support",
     "deploy.class_table": "ImagePredictions",
     "deploy.pixels": "PixelPredictions",
+    "deploy.sites": "Sites",
     "errors": "FewshiftError",
     "images.preprocess": "Preprocess",
     "methods.adabn": "AdaBN",
@@ -77,6 +80,7 @@ _NAMES = {
     "report.comparison": "Comparison",
     "report.learning_curve": "LearningCurve",
     "report.results": "Adaptation Inspection",
+    "report.sites": "SiteTable list_sites",
     "trust.evaluation": "Evaluation ImageEvaluation PixelEvaluation",
     "trust.leaks": "LeakWarning",
     "trust.shift": "Shift",
@@ -105,6 +109,8 @@ __all__ = [
     "PixelPredictions",
     "Preprocess",
     "Shift",
+    "SiteTable",
+    "Sites",
     "Source",
     "Support",
     "Target",
@@ -119,6 +125,7 @@ __all__ = [
     "inspect",
     "learning_curve",
     "left_out",
+    "list_sites",
     "load",
     "merge",
     "predict",
