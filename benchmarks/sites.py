@@ -71,25 +71,22 @@ def speed(name: str, size: int, rounds: int, folder: Path) -> None:
     model = timm.create_model(name, num_classes=CLASSES).eval()
     images = torch.randn(IMAGES, 3, size, size)
     of = write(model, folder / "small")
-    began = time.perf_counter()
+    mixed(f"{name}, {size} px", model, images, Sites(model, folder / "small"), of, rounds)
+    model.to(memory_format=torch.channels_last)
+    images = images.contiguous(memory_format=torch.channels_last)
     sites = Sites(model, folder / "small")
-    opening = time.perf_counter() - began
-    for last in (False, True):
-        if last:
-            model.to(memory_format=torch.channels_last)
-            images = images.contiguous(memory_format=torch.channels_last)
-            sites = Sites(model, folder / "small")
-        expected = torch.cat([sites[site](images[[row]]) for row, site in enumerate(of)])
-        apart = (sites(images, of=of) - expected).abs().max() / expected.abs().max()
-        seconds = fastest(rounds, source=lambda: forward(model, images), mixed=lambda: sites(images, of=of))
-        layout = ", channels last" * last
-        what = f"{name}, {size} px{layout}: speed of {IMAGES} images of {SITES} sites / source"
-        show(what, f"{seconds['source'] / seconds['mixed']:.3f}", "goal >= 0.8")
-        show(f"{name}{layout}: largest difference to one by one / largest logit", f"{apart:.1e}", "goal <= 1e-5")
-        assert sites.one_pass
-    show(f"{name}: opening / a pass over {IMAGES} images", f"{opening / seconds['source']:.3f}")
+    mixed(f"{name}, {size} px, channels last", model, images, sites, of, rounds)
     network = sum(tensor.nbytes for tensor in model.state_dict().values())
     show(f"{name}: bytes in memory for each site / the network's", f"{sites.nbytes / SITES / network:.4f}")
+
+
+def mixed(what: str, model: nn.Module, images: Tensor, sites: Sites, of: list[str], rounds: int) -> None:
+    expected = torch.cat([sites[site](images[[row]]) for row, site in enumerate(of)])
+    apart = (sites(images, of=of) - expected).abs().max() / expected.abs().max()
+    seconds = fastest(rounds, source=lambda: forward(model, images), mixed=lambda: sites(images, of=of))
+    show(f"{what}: speed of {SITES} sites / source", f"{seconds['source'] / seconds['mixed']:.3f}", "goal >= 0.8")
+    show(f"{what}: largest difference to one by one / largest logit", f"{apart:.1e}", "goal <= 1e-5")
+    assert sites.one_pass
 
 
 def larger(name: str, size: int, rounds: int, folder: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,12 +26,33 @@ COUNTER = "num_batches_tracked"  # evaluation never reads it
 FULL_TYPES = (torch.float32, torch.float64)  # in which scaling and shifting apart loses nothing that counts
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
+NEUTRAL = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
+
 Changes = Mapping[str, Tensor]
 """The tensors of a site that differ from the source network's, by their names."""
 
 
 class UnmixableError(Exception):
     """A layer's input has not one row for each image."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The sites of a batch, each once, and for each image the number of its site."""
+
+    sites: Sequence[Changes]
+    of: list[int]
+
+    @classmethod
+    def of_images(cls, sites: Sequence[Changes]) -> Mixture:
+        """From the site of each image; equal sites are the same object."""
+        number: dict[int, int] = {}
+        of = [number.setdefault(id(changes), len(number)) for changes in sites]
+        return cls([sites[of.index(each)] for each in range(len(number))], of)
+
+    def values(self, name: str, source: Tensor) -> list[Tensor]:
+        """A tensor of each site; the source network's where a site does not change it."""
+        return [changes.get(name, source) for changes in self.sites]
 
 
 class PerImage:
@@ -43,6 +65,7 @@ class PerImage:
         self._twin = None if head is None else _twin(model.get_submodule(head))
         self._source = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._side_by_side: set[str] = set()  # layers whose input last had the channels of a pixel side by side
+        self._scratch = torch.empty(0)  # of one pass: fresh memory costs more than scaling and shifting
 
     def takes(self, changes: Changes) -> bool:
         """Whether these tensors are all BatchNorm's or the head's."""
@@ -54,64 +77,79 @@ class PerImage:
 
     def __call__(self, images: Tensor, sites: Sequence[Changes]) -> Any:
         """The network's output, each image answered with the tensors of its site: `sites` has one entry for each."""
-        touched = {_owner(name) for changes in sites for name in changes if not name.endswith(COUNTER)}
+        mixture = Mixture.of_images(sites)
+        touched = {_owner(name) for changes in mixture.sites for name in changes if not name.endswith(COUNTER)}
         tensors: dict[str, Tensor] = {}
         with ExitStack() as hooks:
             for name in sorted(touched & self._layers):
-                tensors |= self._normalise(name, sites, hooks)
+                tensors |= self._normalise(name, mixture, hooks)
             if self._head in touched:
-                tensors |= self._answer(sites, hooks)
-            return functional_call(self._model, tensors, (images,))
+                tensors |= self._answer(mixture, hooks)
+            try:
+                return functional_call(self._model, tensors, (images,))
+            finally:
+                self._scratch = torch.empty(0)
 
-    def _normalise(self, name: str, sites: Sequence[Changes], hooks: ExitStack) -> dict[str, Tensor]:
+    def _normalise(self, name: str, mixture: Mixture, hooks: ExitStack) -> dict[str, Tensor]:
         """Hook a BatchNorm layer; the tensors with which it has to run."""
         layer = batchnorm(self._model, name)
-        own = [
-            key
-            for key in ("weight", "bias", "running_mean", "running_var")
-            if isinstance(getattr(layer, key, None), Tensor)
-        ]
-        rows = {key: [changes.get(f"{name}.{key}", self._source[f"{name}.{key}"]) for changes in sites] for key in own}
+        own = [key for key in NEUTRAL if isinstance(getattr(layer, key, None), Tensor)]
+        values = {key: mixture.values(f"{name}.{key}", self._source[f"{name}.{key}"]) for key in own}
         eps = getattr(layer, "eps", None)  # a frozen layer may have none that can be seen
-        if name in self._side_by_side and eps is not None and rows["running_var"][0].dtype in FULL_TYPES:
-            tensors, before, after = self._apart(name, len(sites), rows, eps)
+        if name in self._side_by_side and eps is not None and values["running_var"][0].dtype in FULL_TYPES:
+            tensors, before, after = self._apart(name, mixture.of, values, eps)
         else:
-            tensors, before, after = self._as_one(name, len(sites), rows)
+            tensors, before, after = self._as_one(name, mixture.of, values)
         hooks.enter_context(layer.register_forward_pre_hook(before))
-        if after is not None:
-            hooks.enter_context(layer.register_forward_hook(after))
+        hooks.enter_context(layer.register_forward_hook(after))
         return {f"{name}.{key}": tensor for key, tensor in tensors.items()}
 
-    def _as_one(self, name: str, count: int, rows: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], Any, Any]:
+    def _as_one(
+        self, name: str, of: list[int], values: Mapping[str, list[Tensor]]
+    ) -> tuple[dict[str, Tensor], Any, Any]:
         """All images as one of many channels."""
         formats: list[torch.memory_format] = []  # of the input, until the layer has run
 
         def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            maps = _checked(args, count)
+            maps = _checked(args, len(of))
             formats.append(self._note(name, maps))
             return maps.reshape(1, -1, *maps.shape[2:]), *args[1:]
 
         def after(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-            return output.reshape(count, -1, *output.shape[2:]).contiguous(memory_format=formats.pop())
+            return output.reshape(len(of), -1, *output.shape[2:]).contiguous(memory_format=formats.pop())
 
-        return {key: torch.cat(values) for key, values in rows.items()}, before, after
+        return {key: torch.cat([each[site] for site in of]) for key, each in values.items()}, before, after
 
     def _apart(
-        self, name: str, count: int, rows: Mapping[str, list[Tensor]], eps: float
+        self, name: str, of: list[int], values: Mapping[str, list[Tensor]], eps: float
     ) -> tuple[dict[str, Tensor], Any, Any]:
         """Scaled and shifted before a layer that is neutral: weight 1, bias 0, mean 0, variance 1."""
-        table = {key: torch.stack(values) for key, values in rows.items()}
+        table = {key: torch.stack(each) for key, each in values.items()}
         scale = (table["running_var"] + eps).rsqrt() * table.get("weight", 1)
-        shift = table.get("bias", 0) - table["running_mean"] * scale
+        shift = (table.get("bias", 0) - table["running_mean"] * scale)[of]
+        scale = scale[of]
 
         def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            maps = _checked(args, count)
+            maps = _checked(args, len(of))
             self._note(name, maps)
             shape = (*scale.shape, *[1] * (maps.ndim - 2))
-            return torch.addcmul(shift.view(shape), maps, scale.view(shape)), *args[1:]
+            return torch.addcmul(shift.view(shape), maps, scale.view(shape), out=self._room_for(maps)), *args[1:]
 
-        neutral = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1 - eps}
-        return {key: torch.full_like(values[0], neutral[key]) for key, values in rows.items()}, before, None
+        def after(_: nn.Module, __: Any, output: Tensor) -> None:
+            if output.untyped_storage().data_ptr() == self._scratch.untyped_storage().data_ptr():
+                self._scratch = torch.empty(0)  # the layer works in place: the memory is now its output's
+
+        tensors = {key: torch.full_like(each[0], NEUTRAL[key]) for key, each in values.items()}
+        return tensors | {"running_var": tensors["running_var"] - eps}, before, after
+
+    def _room_for(self, maps: Tensor) -> Tensor:
+        """Memory for as many values, laid out alike; the next layer uses it again."""
+        if maps.numel() > self._scratch.numel() or (maps.dtype, maps.device) != (
+            self._scratch.dtype,
+            self._scratch.device,
+        ):
+            self._scratch = maps.new_empty(maps.numel())
+        return self._scratch[: maps.numel()].as_strided(maps.shape, maps.stride())
 
     def _note(self, name: str, maps: Tensor) -> torch.memory_format:
         """Remember how the input of a layer lies in memory: the next pass takes the faster way."""
@@ -122,31 +160,28 @@ class PerImage:
         self._side_by_side.discard(name)
         return torch.contiguous_format
 
-    def _answer(self, sites: Sequence[Changes], hooks: ExitStack) -> dict[str, Tensor]:
+    def _answer(self, mixture: Mixture, hooks: ExitStack) -> dict[str, Tensor]:
         """Hook the head: it answers for one site, and its twin for each of the others."""
         assert self._head is not None  # or it was not touched
         assert self._twin is not None
-        twin, head = self._twin, self._head
-        keys = [key for key, _ in twin.named_parameters()]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        heads: dict[tuple[int, ...], dict[str, Tensor]] = {}
-        for row, changes in enumerate(sites):
-            tensors = {key: changes.get(f"{head}.{key}", self._source[f"{head}.{key}"]) for key in keys}
-            identity = tuple(map(id, tensors.values()))
-            groups.setdefault(identity, []).append(row)
-            heads[identity] = tensors
-        (first, *others), inputs = groups, []
+        twin, head, count = self._twin, self._head, len(mixture.of)
+        values = {key: mixture.values(f"{head}.{key}", tensor) for key, tensor in twin.named_parameters()}
+        heads = [{key: each[site] for key, each in values.items()} for site in range(len(mixture.sites))]
+        rows: dict[int, list[int]] = {}
+        for row, site in enumerate(mixture.of):
+            rows.setdefault(site, []).append(row)
+        (first, *others), inputs = rows, []
 
         def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            inputs.append(_checked(args, len(sites)))
-            return inputs[-1][groups[first]], *args[1:]
+            inputs.append(_checked(args, count))
+            return inputs[-1][rows[first]], *args[1:]
 
         def after(_: nn.Module, __: Any, output: Tensor) -> Tensor:
             features = inputs.pop()
-            answers = output.new_empty(len(sites), *output.shape[1:])
-            answers[groups[first]] = output
+            answers = output.new_empty(count, *output.shape[1:])
+            answers[rows[first]] = output
             for site in others:
-                answers[groups[site]] = functional_call(twin, heads[site], (features[groups[site]],))
+                answers[rows[site]] = functional_call(twin, heads[site], (features[rows[site]],))
             return answers
 
         layer = self._model.get_submodule(head)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from fewshift.core._display import Displayed, byte_size, few
 from fewshift.core.network import like, list_layers, refuse_without_statistics, structural_copy
 from fewshift.core.outputs import main_output
-from fewshift.core.probing import find_head, last_outputs
+from fewshift.core.probing import find_head, last_outputs, named_head
 from fewshift.deploy.per_image import PerImage, UnmixableError
 from fewshift.deploy.site_files import Fit, read_site, refuse_unknown, site_files
 from fewshift.errors import FewshiftError
@@ -31,7 +32,7 @@ class _Place:
     changes: Mapping[str, Tensor]
     classes: tuple[str, ...] | None = None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.changes.values())
 
@@ -60,19 +61,23 @@ class Sites(Displayed):
         sites(images, of=["camera-7", "camera-2", None])    # a site for each image; None is the source network
 
     The folder is read at the start and by `reload()`; a delta when its site is first asked for. A delta that does not
-    fit is refused then, and the other sites work. `classes` are by default those on the network's card.
+    fit is refused then, and the other sites work. `classes` are by default those on the network's card; `head` names
+    the last linear layer if something follows it. Several threads may call, and wait for each other.
 
     In memory there are the tensors of `model`, which this object shares and never changes, and what the deltas change;
     of deltas larger than a tenth of the network, those used last, together no more than the network has.
     """
 
-    def __init__(self, model: nn.Module, folder: str | Path, classes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, folder: str | Path, classes: Sequence[str] | None = None, head: str | None = None
+    ) -> None:
         self._model = _sharing(structural_copy(model))
         listed = list_layers(self._model)
         refuse_without_statistics(listed)
         self._layers = [layer.name for layer in listed.layers]
         self._folder = folder
         self._files = site_files(folder)
+        self._head = None if head is None else named_head(self._model, head)
         self._fit = Fit.to(model, classes)
         self._room = sum(tensor.nbytes for tensor in self._model.state_dict().values())
         self._versions = _versions(self._model)
@@ -129,7 +134,7 @@ class Sites(Displayed):
     @property
     def facts(self) -> dict[str, str]:
         """The folder, its sites, and what they take."""
-        one_pass = {None: "not known before the first", True: "one pass", False: "one pass for each site"}
+        one_pass = {None: "one pass for each site so far", True: "one pass", False: "one pass for each site"}
         return {
             "folder": str(self._folder),
             "sites": f"{len(self)}: {few(tuple(self))}",
@@ -172,7 +177,8 @@ class Sites(Displayed):
     def _of_several(self, images: Tensor, places: Sequence[_Place]) -> Tensor:
         """Small deltas in one pass, larger ones each in its own."""
         per_image = self._prepared(images)
-        small = [row for row, place in enumerate(places) if per_image.takes(place.changes)]
+        taken = {id(place): per_image.takes(place.changes) for place in _each(places)}
+        small = [row for row, place in enumerate(places) if taken[id(place)]]
         large = sorted(set(range(len(places))) - set(small))
         answers = {}
         for rows, answered in ((small, self._mixed), (large, self._by_site)):
@@ -185,9 +191,10 @@ class Sites(Displayed):
         """In one pass where the network allows it; otherwise one pass for each site."""
         assert self._per_image is not None  # prepared before
         per_image, changes = self._per_image, [place.changes for place in places]
-        if len({id(place) for place in places}) == 1:
+        several = _each(places)
+        if len(several) == 1:
             return self._plain(images, places[0])
-        touched = set().union(*(per_image.touched(each) for each in changes))
+        touched = set().union(*(per_image.touched(place.changes) for place in several))
         if self.one_pass is not False and not touched <= self._checked:
             self.one_pass = self._is_right(images, places)
             self._checked |= touched
@@ -230,7 +237,8 @@ class Sites(Displayed):
         if self._per_image is None:
             with last_outputs(self._model) as outputs:
                 logits = self._logits(images[:2], lambda: self._model(images[:2]))
-            self._per_image = PerImage(self._model, self._layers, find_head(self._model, outputs, logits))
+            head = self._head or find_head(self._model, outputs, logits)
+            self._per_image = PerImage(self._model, self._layers, head)
         return self._per_image
 
     def _logits(self, images: Tensor, forward: Callable[[], Any]) -> Tensor:
@@ -291,6 +299,11 @@ def _refuse_other_meanings(places: Mapping[str | None, _Place]) -> None:
         raise FewshiftError(
             f"site '{first}' has classes {few(one)} and site '{second}' has {few(other)}: ask them in different batches"
         )
+
+
+def _each(places: Sequence[_Place]) -> list[_Place]:
+    """Every place once."""
+    return list({id(place): place for place in places}.values())
 
 
 def _in_order(answers: Mapping[tuple[int, ...], Tensor]) -> Tensor:
