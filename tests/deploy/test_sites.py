@@ -84,9 +84,7 @@ def pictures(count: int = 8, size: int = 32) -> Tensor:
 def unet() -> nn.Module:
     import segmentation_models_pytorch as smp
 
-    return smp.Unet(
-        "timm-mobilenetv3_small_minimal_100", encoder_weights=None, decoder_channels=(16, 8, 8, 8, 8), classes=3
-    )
+    return smp.Unet("mobilenet_v2", encoder_weights=None, decoder_channels=(16, 8, 8, 8, 8), classes=3)
 
 
 class Volumes(nn.Module):

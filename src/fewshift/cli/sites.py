@@ -22,10 +22,9 @@ def sites(
     network: NamedNetwork,
     as_json: Json = False,
 ) -> None:
-    """List the sites of a folder: method, k, gain, verdict, date, size, and whether each still fits the network.
+    """List a folder of sites: method, k, gain, verdict, date, size, and whether each still fits.
 
-    Without --model and --weights the network is not built, and whether a delta fits it is left open. The date is that
-    of the file; the gain is in points of accuracy on held-out images.
+    Without a network, whether deltas fit is left open. The date is that of the file.
     """
     import fewshift
 
