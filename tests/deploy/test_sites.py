@@ -220,6 +220,23 @@ def test_channels_without_weight_are_exact(tmp_path):
         assert alike(sites(images, of=of), one_by_one(model, tmp_path, images, of))
 
 
+def test_an_image_of_nan_spoils_its_own_answer_alone(tmp_path):
+    model, images = make_tiny(), pictures()
+    of = mixed(write_sites(model, tmp_path / "sites"))
+    images[2] = torch.nan
+    sites = Sites(model, tmp_path / "sites")
+    answers = sites(images, of=of)
+    assert sites.one_pass
+    assert torch.allclose(answers, one_by_one(model, tmp_path / "sites", images, of), atol=1e-5, equal_nan=True)
+    assert answers.isnan().any(1).nonzero().tolist() == [[2]]
+
+
+def test_no_images_give_no_answers(tmp_path):
+    write_sites(make_tiny(), tmp_path / "sites")
+    sites = Sites(make_tiny(), tmp_path / "sites")
+    assert sites(pictures()[:0], of=[]).shape == sites["camera-0"](pictures()[:0]).shape == (0, 3)
+
+
 # --- networks that do not allow one pass
 
 
@@ -397,6 +414,8 @@ def test_wrong_images_are_one_sentence(folder):
     sites = Sites(make_tiny(), folder)
     with pytest.raises(FewshiftError, match="images are of type list: give a tensor"):
         sites["camera-0"]([1, 2])
+    with pytest.raises(FewshiftError, match=r"images have shape \(\): give a batch"):
+        sites["camera-0"](torch.tensor(1.0))
     for of in (["camera-0"] * 2, ["camera-0", "camera-1"]):
         with pytest.raises(
             FewshiftError, match=r"cannot run on images of shape \(2, 5, 8, 8\) .*: check size, channels"

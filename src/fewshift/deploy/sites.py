@@ -228,9 +228,9 @@ class Sites(Displayed):
             found = main_output(self._per_image(pictures, [place.changes for place in sites]))
         except Exception:  # whatever the network says against it
             return False
-        largest = expected.abs().max().clamp(min=1)
+        largest = max(1.0, float(expected.abs().nan_to_num(0, 0).max()))
         allowed = ROUNDING * torch.finfo(expected.dtype).eps ** 0.5 * largest
-        return found.shape == expected.shape and bool(((found - expected).abs() <= allowed).all())
+        return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=allowed, equal_nan=True)
 
     def _prepared(self, images: Tensor) -> PerImage:
         """The network with its head found, which takes a pass over two images the first time."""
@@ -272,6 +272,8 @@ class Sites(Displayed):
 def _tensor(images: Any) -> Tensor:
     if not isinstance(images, Tensor):
         raise FewshiftError(f"images are of type {type(images).__name__}: give a tensor of preprocessed images")
+    if images.ndim < 2:
+        raise FewshiftError(f"images have shape {tuple(images.shape)}: give a batch, one image after the other")
     return images
 
 
