@@ -29,6 +29,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/trust.py
 	$(BIN)/python benchmarks/shift.py
 	$(BIN)/python benchmarks/predict.py
+	$(BIN)/python benchmarks/sites.py
 
 docs: $(VENV)/.base
 	$(BIN)/python -m fewshift.methods.catalog > docs/methods.md

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fewshift.deploy.class_table import ImagePredictions
     from fewshift.deploy.parts import PartPredictions
     from fewshift.deploy.pixels import PixelPredictions
+    from fewshift.deploy.sites import Sites
     from fewshift.errors import FewshiftError
     from fewshift.fleet.sites import adapt_sites
     from fewshift.images.preprocess import Preprocess
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from fewshift.report.fleet import Fleet
     from fewshift.report.learning_curve import LearningCurve
     from fewshift.report.results import Adaptation, Inspection
+    from fewshift.report.sites import SiteTable, list_sites
     from fewshift.trust.evaluation import Evaluation, ImageEvaluation, PixelEvaluation
     from fewshift.trust.leaks import LeakWarning
     from fewshift.trust.shift import Shift
@@ -67,6 +69,7 @@ _NAMES = {
     "deploy.class_table": "ImagePredictions",
     "deploy.parts": "PartPredictions",
     "deploy.pixels": "PixelPredictions",
+    "deploy.sites": "Sites",
     "errors": "FewshiftError",
     "fleet.sites": "adapt_sites",
     "images.preprocess": "Preprocess",
@@ -83,6 +86,7 @@ _NAMES = {
     "report.fleet": "Fleet",
     "report.learning_curve": "LearningCurve",
     "report.results": "Adaptation Inspection",
+    "report.sites": "SiteTable list_sites",
     "trust.evaluation": "Evaluation ImageEvaluation PixelEvaluation",
     "trust.leaks": "LeakWarning",
     "trust.shift": "Shift",
@@ -113,6 +117,8 @@ __all__ = [
     "PixelPredictions",
     "Preprocess",
     "Shift",
+    "SiteTable",
+    "Sites",
     "Source",
     "Support",
     "Target",
@@ -128,6 +134,7 @@ __all__ = [
     "inspect",
     "learning_curve",
     "left_out",
+    "list_sites",
     "load",
     "merge",
     "predict",

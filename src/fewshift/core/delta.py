@@ -80,18 +80,31 @@ class Delta(Displayed):
 
     def apply(self, model: nn.Module, classes: Sequence[str] | None = None) -> nn.Module:
         """The adapted copy of the source network; refuses any other network."""
+        self.refuse_other_classes(classes)
+        self.refuse_other_network(Fingerprint.of(model))
+        return self._flipped(model)
+
+    def changed(self, model: nn.Module) -> dict[str, Tensor]:
+        """The tensors that `apply` changes, as they are afterwards; `model` has to be the source network."""
+        state = model.state_dict()
+        return {name: _xor(state[name], value) for name, value in self.bits.items()}
+
+    def refuse_other_classes(self, classes: Sequence[str] | None) -> None:
+        """An error if both the delta's classes and these are known, and differ."""
         names = checked_names(classes)
         if names is not None and self.classes is not None and names != self.classes:
             raise FewshiftError(
                 f"the delta was made for classes {few(self.classes)}, not for {few(names)}: "
                 "use the delta of these classes, in their order"
             )
-        self._expect(model, self.source, "made for")
-        return self._flipped(model)
+
+    def refuse_other_network(self, fingerprint: Fingerprint) -> None:
+        """An error unless this is the fingerprint of the source network."""
+        _expect(fingerprint, self.source, "made for")
 
     def revert(self, model: nn.Module) -> nn.Module:
         """The source network again, bit for bit, from the adapted one."""
-        self._expect(model, self.adapted, "applied to")
+        _expect(Fingerprint.of(model), self.adapted, "applied to")
         return self._flipped(model)
 
     def save(self, path: str | Path) -> Path:
@@ -175,26 +188,12 @@ class Delta(Displayed):
             digest.update(_bytes(tensor))
         return digest.hexdigest()
 
-    def _expect(self, model: nn.Module, wanted: Fingerprint, relation: str) -> None:
-        fingerprint = Fingerprint.of(model)
-        if fingerprint.architecture != wanted.architecture:
-            raise FewshiftError(
-                f"the network has other tensors than the one this delta was {relation}: "
-                "use the same architecture and number of classes"
-            )
-        if fingerprint.weights != wanted.weights:
-            raise FewshiftError(
-                f"the network has the same architecture but other weights than the one this delta was {relation}: "
-                "load exactly those weights"
-            )
-
     def _flipped(self, model: nn.Module) -> nn.Module:
         result = copy.deepcopy(model)
         state = result.state_dict()
         with torch.no_grad():
             for name, value in self.bits.items():
-                tensor = state[name]
-                tensor.copy_((_bits(tensor) ^ value.to(tensor.device)).view(tensor.dtype).view(tensor.shape))
+                state[name].copy_(_xor(state[name], value))
         return result
 
 
@@ -210,6 +209,24 @@ def revert(model: nn.Module, delta: Delta | str | Path) -> nn.Module:
 
 def _loaded(delta: Delta | str | Path) -> Delta:
     return delta if isinstance(delta, Delta) else Delta.load(delta)
+
+
+def _expect(fingerprint: Fingerprint, wanted: Fingerprint, relation: str) -> None:
+    if fingerprint.architecture != wanted.architecture:
+        raise FewshiftError(
+            f"the network has other tensors than the one this delta was {relation}: "
+            "use the same architecture and number of classes"
+        )
+    if fingerprint.weights != wanted.weights:
+        raise FewshiftError(
+            f"the network has the same architecture but other weights than the one this delta was {relation}: "
+            "load exactly those weights"
+        )
+
+
+def _xor(tensor: Tensor, bits: Tensor) -> Tensor:
+    """A tensor with some of its bits flipped."""
+    return (_bits(tensor) ^ bits.to(tensor.device)).view(tensor.dtype).view(tensor.shape)
 
 
 def _bits(tensor: Tensor) -> Tensor:
