@@ -18,7 +18,7 @@ from fewshift.core.network import like, list_layers, refuse_without_statistics, 
 from fewshift.core.outputs import main_output
 from fewshift.core.probing import find_head, last_outputs, named_head
 from fewshift.deploy.per_image import PerImage, UnmixableError
-from fewshift.deploy.site_files import Fit, read_site, refuse_unknown, site_files
+from fewshift.deploy.site_folder import Fit, read_site, refuse_unknown, site_folder
 from fewshift.errors import FewshiftError
 
 ROUNDING = 0.3  # times the root of a type's precision: 1e-4 in single precision, 1e-2 in half
@@ -76,7 +76,7 @@ class Sites(Displayed):
         refuse_without_statistics(listed)
         self._layers = [layer.name for layer in listed.layers]
         self._folder = folder
-        self._files = site_files(folder)
+        self._files = site_folder(folder)
         self._head = None if head is None else named_head(self._model, head)
         self._fit = Fit.to(model, classes)
         self._room = sum(tensor.nbytes for tensor in self._model.state_dict().values())
@@ -118,7 +118,7 @@ class Sites(Displayed):
     def reload(self) -> None:
         """Read the folder again: files that are new, gone or written anew."""
         with self._lock:
-            self._files = site_files(self._folder)
+            self._files = site_folder(self._folder)
             self._places.clear()
 
     @property

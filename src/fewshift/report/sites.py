@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fewshift.core._display import Displayed, byte_size
-from fewshift.deploy.site_files import Fit, SiteFacts, site_facts
+from fewshift.deploy.site_folder import Fit, SiteFacts, site_facts
 from fewshift.report.prose import counted
 
 FITS = {None: "-", True: "yes", False: "no"}

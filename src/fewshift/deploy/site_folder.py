@@ -69,7 +69,7 @@ class Fit:
         delta.refuse_other_classes(self.classes)
 
 
-def site_files(folder: str | Path) -> dict[str, Path]:
+def site_folder(folder: str | Path) -> dict[str, Path]:
     """The deltas of a folder by the names of their sites, in alphabetical order; there has to be one."""
     path = checked_path(folder, "the folder of sites")
     if not path.is_dir():
@@ -107,7 +107,7 @@ def read_site(name: str, file: Path, fit: Fit) -> Delta:
 
 def site_facts(folder: str | Path, fit: Fit | None = None) -> tuple[SiteFacts, ...]:
     """What each file of the folder says; files that cannot be used are among them, with the reason."""
-    return tuple(_facts(name, file, fit) for name, file in site_files(folder).items())
+    return tuple(_facts(name, file, fit) for name, file in site_folder(folder).items())
 
 
 def _facts(name: str, file: Path, fit: Fit | None) -> SiteFacts:
