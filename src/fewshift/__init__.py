@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fewshift.core.network import Network
     from fewshift.core.support import Support, Target, draw_support
     from fewshift.deploy.class_table import ImagePredictions
+    from fewshift.deploy.exporting import Export, export
     from fewshift.deploy.pixels import PixelPredictions
     from fewshift.errors import FewshiftError
     from fewshift.images.preprocess import Preprocess
@@ -62,6 +63,7 @@ _NAMES = {
     "core.network": "Network",
     "core.support": "Support Target draw_support",
     "deploy.class_table": "ImagePredictions",
+    "deploy.exporting": "Export export",
     "deploy.pixels": "PixelPredictions",
     "errors": "FewshiftError",
     "images.preprocess": "Preprocess",
@@ -93,6 +95,7 @@ __all__ = [
     "Comparison",
     "Delta",
     "Evaluation",
+    "Export",
     "FewshiftError",
     "ImageEvaluation",
     "ImagePredictions",
@@ -116,6 +119,7 @@ __all__ = [
     "compare",
     "draw_support",
     "evaluate",
+    "export",
     "inspect",
     "learning_curve",
     "left_out",

@@ -20,6 +20,7 @@ COMMANDS = (  # in the order in which help lists them
     "shift",
     "show",
     "merge",
+    "export",
     "demo",
     "inspect_",
     "compare",

@@ -10,8 +10,6 @@ runtime then opens an ordinary network, and folds BatchNorm into convolutions as
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshift.deploy.onnx_bytes import OnnxLayout
-from fewshift.deploy.site_format import AGAIN, Site
+from fewshift.deploy.site_format import BaseFile, SiteFile
 from fewshift.errors import FewshiftError
 
-KEYS = ("classes", "preprocess", "input", "fewshift")  # of the metadata
 CPU = ("CPUExecutionProvider",)
 
 
@@ -31,7 +27,7 @@ class _Opened(NamedTuple):
     """A network that can run: replaced as one, so that a thread never sees half a switch."""
 
     session: Any
-    site: Site | None
+    site: SiteFile | None
 
 
 class Session:
@@ -48,17 +44,7 @@ class Session:
         threads: int | None = None,
         providers: Sequence[str] = CPU,
     ) -> None:
-        self.base = Path(base)
-        try:
-            self._content = self.base.read_bytes()
-        except OSError as error:
-            raise FewshiftError(f"cannot read the network {base}: {error.strerror}: check the path") from error
-        self._layout = OnnxLayout.of(self._content, base)
-        try:
-            self._about = {key: json.loads(self._layout.metadata[key]) for key in KEYS}
-        except (KeyError, ValueError) as error:
-            raise FewshiftError(f"{base} was not written by `fewshift export`: export the network again") from error
-        self._digest: str | None = None
+        self._base = BaseFile(base)
         self._threads, self._providers = threads, list(providers)
         self._opened = self._open(site)
 
@@ -77,7 +63,7 @@ class Session:
         logits = self.run(images)
         if logits.ndim == 2 and logits.shape[1] == 1:  # one logit for two classes
             return (logits[:, 0] > 0).astype(np.int64)
-        return logits.argmax(1)
+        return np.asarray(logits.argmax(1), np.int64)
 
     def switch(self, site: str | Path | None) -> None:
         """Become another site, or with None the base network; if that fails, nothing changes."""
@@ -87,7 +73,7 @@ class Session:
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes, in the order of the outputs."""
         site = self._opened.site
-        names = site.classes if site is not None and site.classes is not None else self._about["classes"]
+        names = site.classes if site is not None and site.classes is not None else self._base.facts["classes"]
         return None if names is None else tuple(names)
 
     @property
@@ -98,35 +84,13 @@ class Session:
     @property
     def input(self) -> dict[str, Any]:
         """What the network itself takes: type, layout, channels, and size (None where it is free)."""
-        return dict(self._about["input"])
+        return dict(self._base.facts["input"])
 
     def _open(self, path: str | Path | None) -> _Opened:
         if path is None:
-            return _Opened(self._runtime(self._content), None)
-        site = Site.read(path)
-        self._expect(site, path)
-        return _Opened(self._runtime(self._with(site, path)), site)
-
-    def _expect(self, site: Site, path: str | Path) -> None:
-        """Refuse the site of another base."""
-        self._digest = self._digest or hashlib.sha256(self._content).hexdigest()
-        if site.base == self._digest:
-            return
-        if site.network == self._about["fewshift"]["weights"]:
-            raise FewshiftError(f"{path} was made for another export of the network in {self.base}: {AGAIN}")
-        raise FewshiftError(f"{path} was made for another network than that in {self.base}: use the site of this base")
-
-    def _with(self, site: Site, path: str | Path) -> bytes:
-        """The file of the base network with the site's values in the place of its own."""
-        parts, at = [], 0
-        places = {name: self._layout.tensors.get(name) for name in site.tensors}
-        for name, place in sorted(places.items(), key=lambda item: -1 if item[1] is None else item[1].start):
-            tensor = site.tensors[name]
-            if place is None or (place.type, place.shape) != (tensor.type, tensor.shape):
-                raise FewshiftError(f"{path} has a tensor '{name}' that does not fit {self.base}: {AGAIN}")
-            parts += [memoryview(self._content)[at : place.start], tensor.values]
-            at = place.stop
-        return b"".join([*parts, memoryview(self._content)[at:]])
+            return _Opened(self._runtime(self._base.content), None)
+        site = SiteFile.read(path)
+        return _Opened(self._runtime(self._base.at(site, path)), site)
 
     def _runtime(self, content: bytes) -> Any:
         try:
@@ -140,16 +104,18 @@ class Session:
             return onnxruntime.InferenceSession(content, options, providers=self._providers)
         except Exception as error:  # the runtime has a type for each of its errors
             reason = str(error).splitlines()[0]
-            raise FewshiftError(f"onnxruntime cannot open {self.base} ({reason}): update it, or export again") from error
+            raise FewshiftError(
+                f"onnxruntime cannot open {self._base.path} ({reason}): update it, or export again"
+            ) from error
 
-    def _steps(self, site: Site | None) -> dict[str, Any] | None:
-        steps = site.preprocess if site is not None and site.preprocess is not None else self._about["preprocess"]
+    def _steps(self, site: SiteFile | None) -> dict[str, Any] | None:
+        steps = site.preprocess if site is not None and site.preprocess is not None else self._base.facts["preprocess"]
         return None if steps is None else dict(steps)
 
-    def _prepared(self, images: NDArray[Any], site: Site | None) -> NDArray[Any]:
+    def _prepared(self, images: NDArray[Any], site: SiteFile | None) -> NDArray[Any]:
         """The images as the graph takes them, or one sentence."""
         images = np.asarray(images)
-        takes = self._about["input"]
+        takes = self._base.facts["input"]
         if takes["type"] == "float32" and images.dtype == np.uint8 and self._fits(images, "NHWC"):
             images = self._normalised(images, site)
         if str(images.dtype) != takes["type"] or not self._fits(images, takes["layout"]):
@@ -160,7 +126,7 @@ class Session:
         return np.ascontiguousarray(images)
 
     def _fits(self, images: NDArray[Any], layout: str) -> bool:
-        takes = self._about["input"]
+        takes = self._base.facts["input"]
         height, width = takes["size"]
         wanted = {"C": takes["channels"], "H": height, "W": width}
         return images.ndim == 4 and all(
@@ -168,15 +134,15 @@ class Session:
         )
 
     def _wanted(self) -> str:
-        takes = self._about["input"]
+        takes = self._base.facts["input"]
         height, width = takes["size"]
         names = {"N": "N", "C": takes["channels"], "H": height or "height", "W": width or "width"}
         return f"{takes['type']} ({', '.join(str(names[axis]) for axis in takes['layout'])})"
 
-    def _normalised(self, pixels: NDArray[Any], site: Site | None) -> NDArray[np.float32]:
+    def _normalised(self, pixels: NDArray[Any], site: SiteFile | None) -> NDArray[np.float32]:
         steps = self._steps(site)
         if steps is None:
-            raise FewshiftError(f"{self.base} does not say how images are normalised: give {self._wanted()}")
+            raise FewshiftError(f"{self._base.path} does not say how images are normalised: give {self._wanted()}")
         mean, std = (np.asarray(steps[name], np.float32)[:, None, None] for name in ("mean", "std"))
         scaled = pixels.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
         return np.asarray((scaled - mean) / std, np.float32)

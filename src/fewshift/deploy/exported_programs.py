@@ -17,6 +17,8 @@ NOTES = "fewshift.json"  # beside the network in the file
 
 def as_program(program: ExportedProgram, facts: Mapping[str, Any]) -> bytes:
     """The content of the file."""
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # which names files of this machine
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

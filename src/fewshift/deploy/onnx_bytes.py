@@ -22,7 +22,7 @@ TYPES = {  # as safetensors calls them
 }  # fmt: skip
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """One tensor: its type, its shape, and from where to where its values lie in the file."""
 
     type: str
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 class OnnxLayout:
     """The named tensors of an ONNX file, and its metadata."""
 
-    tensors: Mapping[str, Place]
+    tensors: Mapping[str, TensorPlace]
     metadata: Mapping[str, str]
 
     @classmethod
@@ -95,7 +95,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _tensor(content: bytes, field: _Field) -> tuple[str, Place | None]:
+def _tensor(content: bytes, field: _Field) -> tuple[str, TensorPlace | None]:
     """A tensor's name and place; no place if its values are not raw bytes of this file."""
     name, kind, shape, raw = "", 0, [], None
     for part in _fields(content, field.start, field.stop):
@@ -111,7 +111,7 @@ def _tensor(content: bytes, field: _Field) -> tuple[str, Place | None]:
             return name, None
     if raw is None or kind not in TYPES:
         return name, None
-    return name, Place(TYPES[kind], tuple(shape), raw.start, raw.stop)
+    return name, TensorPlace(TYPES[kind], tuple(shape), raw.start, raw.stop)
 
 
 def _dims(content: bytes, part: _Field) -> list[int]:

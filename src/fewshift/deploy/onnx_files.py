@@ -70,7 +70,7 @@ def as_onnx(
         onnxscript.optimizer.optimize(written.model)
         for tensor in [tensor for tensor in graph.inputs if tensor.name in values]:
             graph.inputs.remove(tensor)
-            tensor.const_value = values[tensor.name]
+            tensor.const_value = values[str(tensor.name)]
             graph.register_initializer(tensor)
         proto: onnx.ModelProto = written.model_proto
     sizes = _named_dimensions(proto, layout)

@@ -10,9 +10,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fewshift.deploy.onnx_bytes import OnnxLayout
 from fewshift.errors import FewshiftError
 
 FORMAT = 1
@@ -22,6 +24,7 @@ KEY = "fewshift-site"
 LENGTH = 8  # bytes in which the size of the header is written
 ALIGNED = 8
 AGAIN = "make it again with `fewshift export --base`"
+FACTS = ("classes", "preprocess", "input", "fewshift")  # what a base network says about itself, in its metadata
 
 
 class SiteTensor(NamedTuple):
@@ -33,7 +36,7 @@ class SiteTensor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteFile:
     """What is different at one site: tensors by their names in the base network."""
 
     tensors: Mapping[str, SiteTensor]
@@ -71,7 +74,7 @@ class Site:
         return content.replace(BLANK, _digest(content), 1)
 
     @classmethod
-    def read(cls, path: str | Path) -> Site:
+    def read(cls, path: str | Path) -> SiteFile:
         """Read a site file; a truncated, foreign or altered one is one clear sentence."""
         try:
             content = Path(path).read_bytes()
@@ -93,6 +96,44 @@ class Site:
             tensors[name] = SiteTensor(entry["dtype"], tuple(entry["shape"]), content[values + start : values + stop])
         facts["classes"] = None if facts["classes"] is None else tuple(facts["classes"])
         return cls(tensors, **facts)
+
+
+class BaseFile:
+    """A base network in an ONNX file: its bytes, where its tensors lie in them, and what it says about itself."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.content = self.path.read_bytes()
+        except OSError as error:
+            raise FewshiftError(f"cannot read the network {path}: {error.strerror}: check the path") from error
+        layout = OnnxLayout.of(self.content, path)
+        self.tensors = layout.tensors
+        try:
+            self.facts: dict[str, Any] = {key: json.loads(layout.metadata[key]) for key in FACTS}
+        except (KeyError, ValueError) as error:
+            raise FewshiftError(f"{path} was not written by `fewshift export`: export the network again") from error
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all its bytes."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def at(self, site: SiteFile, path: str | Path) -> bytes:
+        """The file with the site's values in the place of its own; the site of another base is refused."""
+        if site.base != self.digest:
+            if site.network == self.facts["fewshift"]["weights"]:
+                raise FewshiftError(f"{path} was made for another export of the network in {self.path}: {AGAIN}")
+            raise FewshiftError(
+                f"{path} was made for another network than that in {self.path}: use a site of this base"
+            )
+        parts: list[bytes | memoryview] = []
+        at, whole = 0, memoryview(self.content)
+        for name in sorted(site.tensors, key=lambda name: self.tensors[name].start):
+            place = self.tensors[name]
+            parts += [whole[at : place.start], site.tensors[name].values]
+            at = place.stop
+        return b"".join([*parts, whole[at:]])
 
 
 def _digest(content: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import chain
 
 import torch
@@ -83,10 +84,8 @@ def trace(module: Exportable, image: Tensor, *, any_size: bool) -> ExportedProgr
     """
     try:
         if any_size:
-            try:
+            with suppress(Exception):  # whatever it was, with fixed sides it is said again
                 return _traced(module, _of_other_sides(image), free_sides=True)
-            except Exception:  # noqa: BLE001, S110 - whatever it was, with fixed sides it is said again
-                pass
         return _traced(module, image, free_sides=False)
     except FewshiftError:
         raise
@@ -99,7 +98,7 @@ def _traced(module: Exportable, image: Tensor, *, free_sides: bool) -> ExportedP
     if module.in_bytes:
         sample = sample.permute(0, 2, 3, 1).byte()
     sides = (1, 2) if module.in_bytes else (2, 3)
-    dims = {0: Dim.DYNAMIC} | ({side: Dim.AUTO for side in sides} if free_sides else {})
+    dims = {0: Dim.DYNAMIC} | (dict.fromkeys(sides, Dim.AUTO) if free_sides else {})
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tracer, about its own insides
         return torch.export.export(module, (sample,), dynamic_shapes=(dims,), strict=False)
