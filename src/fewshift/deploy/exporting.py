@@ -226,7 +226,7 @@ def _agreed(plain: Exportable, run: Runner, sample: ImageSample, runtime: str) -
         raise FewshiftError(
             f"the exported network differs: by {agreement.difference:.2g} for logits up to {agreement.largest:.2g}, "
             f"more than {TOLERANCE:g} of them, in {runtime}; {100 * agreement.equal:.1f} % of answers are equal; "
-            "nothing was written: choose another format or opset"
+            "nothing was written: choose another format, or look for random numbers in its forward"
         )
     return agreement
 

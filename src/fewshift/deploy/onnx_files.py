@@ -7,20 +7,16 @@ network's tensors as inputs, whose values nobody knows, and cleans up everything
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
 import re
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshift.deploy.tracing import Exportable, plain_name
+from fewshift.deploy.tracing import Exportable, plain_name, quiet
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -54,7 +50,7 @@ def as_onnx(
     import onnxscript.optimizer
     import torch
 
-    with _quiet():
+    with quiet():
         written = torch.onnx.export(
             program, (), dynamo=True, optimize=False, verbose=False, opset_version=opset,
             input_names=["images"], output_names=["logits"],
@@ -116,16 +112,3 @@ def _without_traces(proto: Any) -> None:
     for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Within the block, the exporter keeps its warnings, logs and lines to itself; what matters is checked later."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

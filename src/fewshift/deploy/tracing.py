@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
+import logging
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from itertools import chain
 
 import torch
@@ -99,8 +101,7 @@ def _traced(module: Exportable, image: Tensor, *, free_sides: bool) -> ExportedP
         sample = sample.permute(0, 2, 3, 1).byte()
     sides = (1, 2) if module.in_bytes else (2, 3)
     dims = {0: Dim.DYNAMIC} | (dict.fromkeys(sides, Dim.AUTO) if free_sides else {})
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the tracer, about its own insides
+    with torch.no_grad(), quiet():
         return torch.export.export(module, (sample,), dynamic_shapes=(dims,), strict=False)
 
 
@@ -110,13 +111,26 @@ def _of_other_sides(image: Tensor) -> Tensor:
     return image if height != width else image.new_zeros(channels, height, width + OTHER)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within the block, tracer and exporter keep warnings, logs and lines about their own insides to themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 def _reason(module: Exportable, error: Exception) -> str:
     """Why the network cannot be traced, in one sentence."""
     kind, text = type(module.get_submodule(NETWORK)).__name__, f"{type(error).__name__}: {error}"
     if any(word in text for word in CONTROL_FLOW):
         return (
-            f"this {kind} cannot be exported: its forward decides by the values of a tensor, and a graph has no such "
-            "branch: use torch.where, or decide outside of the network"
+            f"this {kind} cannot be exported: its forward decides in Python by values of a tensor (an if, .item()), "
+            "which a graph cannot: use torch.where, or decide outside of the network"
         )
     if "specialized" in text or "ConstraintViolation" in text:
         return (
