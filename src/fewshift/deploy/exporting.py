@@ -267,7 +267,7 @@ def _sizes(program: Any, in_bytes: bool) -> list[int | None]:
     name = program.graph_signature.user_inputs[0]
     shape = next(node for node in program.graph.nodes if node.name == name).meta["val"].shape
     sides = shape[1:3] if in_bytes else shape[2:4]
-    return [None if isinstance(side, torch.SymInt) else int(side) for side in sides]
+    return [side.node.maybe_as_int() if isinstance(side, torch.SymInt) else int(side) for side in sides]
 
 
 @contextmanager

@@ -94,12 +94,15 @@ def onnx_runner(content: bytes) -> Any:
 
 def _named_dimensions(proto: Any, layout: str) -> list[int | None]:
     """Give free dimensions the names of what they are; return height and width where they are fixed."""
+    values = [*proto.graph.input, *proto.graph.output]
+    for dim in (dim for value in values for dim in value.type.tensor_type.shape.dim):
+        if dim.dim_param.isdecimal():  # what the tracer found to be fixed
+            dim.dim_value = int(dim.dim_param)
     shape = proto.graph.input[0].type.tensor_type.shape.dim
     names = {dim.dim_param: DIMENSIONS[axis] for axis, dim in zip(layout, shape, strict=True) if dim.dim_param}
-    for value in (*proto.graph.input, *proto.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = re.sub(r"[A-Za-z_]\w*", lambda match: names.get(match[0], match[0]), dim.dim_param)
+    for dim in (dim for value in values for dim in value.type.tensor_type.shape.dim):
+        if dim.dim_param:
+            dim.dim_param = re.sub(r"[A-Za-z_]\w*", lambda match: names.get(match[0], match[0]), dim.dim_param)
     sizes = {axis: None if dim.dim_param else dim.dim_value for axis, dim in zip(layout, shape, strict=True)}
     return [sizes["H"], sizes["W"]]
 
