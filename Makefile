@@ -28,6 +28,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/segmentation.py
 	$(BIN)/python benchmarks/trust.py
 	$(BIN)/python benchmarks/shift.py
+	$(BIN)/python benchmarks/deploy.py
 
 docs: $(VENV)/.base
 	$(BIN)/python -m fewshift.methods.catalog > docs/methods.md
@@ -42,7 +43,7 @@ $(VENV)/.demo: $(VENV)/.base
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.base
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[demo,segmentation]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[demo,onnx,segmentation]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
