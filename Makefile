@@ -30,6 +30,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/shift.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/sites.py
+	$(BIN)/python benchmarks/deploy.py
 
 docs: $(VENV)/.base
 	$(BIN)/python -m fewshift.methods.catalog > docs/methods.md
@@ -44,7 +45,7 @@ $(VENV)/.demo: $(VENV)/.base
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.base
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[demo,parquet,segmentation]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[demo,onnx,parquet,segmentation]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fewshift.core.network import Network
     from fewshift.core.support import Support, Target, draw_support
     from fewshift.deploy.class_table import ImagePredictions
+    from fewshift.deploy.exporting import Export, export
     from fewshift.deploy.parts import PartPredictions
     from fewshift.deploy.pixels import PixelPredictions
     from fewshift.deploy.sites import Sites
@@ -67,6 +68,7 @@ _NAMES = {
     "core.network": "Network",
     "core.support": "Support Target draw_support",
     "deploy.class_table": "ImagePredictions",
+    "deploy.exporting": "Export export",
     "deploy.parts": "PartPredictions",
     "deploy.pixels": "PixelPredictions",
     "deploy.sites": "Sites",
@@ -103,6 +105,7 @@ __all__ = [
     "Comparison",
     "Delta",
     "Evaluation",
+    "Export",
     "FewshiftError",
     "Fleet",
     "ImageEvaluation",
@@ -131,6 +134,7 @@ __all__ = [
     "compare",
     "draw_support",
     "evaluate",
+    "export",
     "inspect",
     "learning_curve",
     "left_out",

@@ -21,6 +21,7 @@ COMMANDS = (  # in the order in which help lists them
     "show",
     "sites",
     "merge",
+    "export",
     "demo",
     "inspect_",
     "compare",

@@ -26,6 +26,7 @@ DOING = {
     "adapt": "adapting",
     "predict": "predicting",
     "evaluate": "evaluating",
+    "export": "exporting",
     "compare": "comparing",
     "shift": "measuring the shift",
     "learning_curve": "measuring the learning curve",

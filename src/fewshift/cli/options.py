@@ -69,17 +69,29 @@ NETWORK, IMAGES, METHOD, EVIDENCE, OUTPUT, RUNNING = "Network", "Images", "Metho
 PANELS = {  # the group in which help shows an option, by the name of its parameter
     NETWORK: "model arch weights no_ema delta classes head",
     IMAGES: "support sites target source labelled unlabelled shots resize crop mean std interpolation squeeze window "
-    "stride",
+    "stride images",
     METHOD: "method methods setting size drop_suspects seed algorithm recipe epochs batch_size lr",
     EVIDENCE: "validate accept no_check select draws fail_on_alarm",
     RUNNING: "workers engine address part_size data_root threads device",
-    OUTPUT: "out report strict top all_probabilities with_source dry_run write_rejected verbose overwrite resume "
+    OUTPUT: "out base format with_preprocessing opset report strict top all_probabilities with_source dry_run write_rejected verbose overwrite resume "
     "revert everything contains folder as_json",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 SHORT = {"model": "-m", "weights": "-w", "support": "-s", "delta": "-d", "out": "-o", "workers": "-j"}
 METAVARS: dict[Any, str] = {Path: "PATH", str: "TEXT", int: "N", float: "X"}
-READ = ("support", "sites", "unlabelled", "labelled", "images", "source", "delta", "weights", "validate", "folder")
+READ = (
+    "support",
+    "sites",
+    "unlabelled",
+    "labelled",
+    "images",
+    "source",
+    "delta",
+    "weights",
+    "validate",
+    "folder",
+    "base",
+)
 NOT_A_PATH = ("random", "cv", "loo", "none")
 PYPI = "pypi:"
 
