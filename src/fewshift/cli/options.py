@@ -73,8 +73,8 @@ PANELS = {  # the group in which help shows an option, by the name of its parame
     METHOD: "method methods setting size drop_suspects seed algorithm recipe epochs batch_size lr",
     EVIDENCE: "validate accept no_check select draws fail_on_alarm",
     RUNNING: "workers engine address part_size data_root threads device",
-    OUTPUT: "out base format with_preprocessing opset report strict top all_probabilities with_source dry_run write_rejected verbose overwrite resume "
-    "revert everything contains folder as_json",
+    OUTPUT: "out base format with_preprocessing opset report strict top all_probabilities with_source dry_run "
+    "write_rejected verbose overwrite resume revert everything contains folder as_json",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 SHORT = {"model": "-m", "weights": "-w", "support": "-s", "delta": "-d", "out": "-o", "workers": "-j"}
