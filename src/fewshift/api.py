@@ -95,7 +95,7 @@ def adapt(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
             f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
         )
-    with told_to(progress), plan(stages_of(chosen, validate, twice=drop_suspects)):
+    with told_to(progress, "adapting"), plan(stages_of(chosen, validate, twice=drop_suspects)):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, shots=shots, head=head, seed=seed, device=device,
@@ -299,7 +299,7 @@ def predict(
         raise FewshiftError(
             f"how the {type(model).__name__} wants its images is not known: pass preprocess=, as to adapt"
         )
-    with told_to(progress), plan([Stage("images", 1)]):
+    with told_to(progress, "predicting"), plan([Stage("images", 1)]):
         return predict_files(networks, images, steps, names, out=out, **options)
 
 

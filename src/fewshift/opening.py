@@ -26,7 +26,7 @@ from fewshift.models.cards import known_card, refuse_other_order
 from fewshift.report.cautions import warn_about
 from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
-from fewshift.trust.sanity import Caution, Known, look_before, source_answers
+from fewshift.trust.sanity import Caution, Known, half_way_answers, look_before, source_answers
 
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
 
@@ -56,7 +56,8 @@ class Opened:
     def checked(self, *, refuse: bool) -> Opened:
         """The same, with what looks wrong; labels that do not fit the outputs are an error if `refuse`."""
         answers = source_answers(self.network, self.target)
-        known = Known(self.network, self.target, known_card(self.model), self.preprocess, self.named, answers)
+        half_way = half_way_answers(self.network, self.target)
+        known = Known(self.network, self.target, known_card(self.model), self.preprocess, self.named, answers, half_way)
         return replace(self, cautions=look_before(known, refuse=refuse))
 
     def labelled_apart(self, source: Any, preprocess: Steps) -> Support:

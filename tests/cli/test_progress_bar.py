@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import fewshift
-from fewshift.cli import console
-from fewshift.cli.console import Remaining, progress_bar
+from fewshift.cli.console import progress_bar
+from fewshift.core import _bars
 from fewshift.core import _progress as progress
+from fewshift.core._bars import Remaining
 from tests.helpers.commands import network_options
 from tests.helpers.networks import make_support, make_tiny
 
@@ -38,6 +39,14 @@ def test_the_time_left_is_that_of_the_whole(clock):
     clock.now += 10
     remaining((0.25, 0.5))
     assert remaining.seconds == pytest.approx(30)
+
+
+def test_what_was_done_before_the_clock_began_makes_nobody_hopeful(clock):
+    remaining = Remaining(clock)
+    remaining((0.8, 0.9))  # of a run that goes on
+    clock.now += 10
+    remaining((0.9, 1.0))
+    assert remaining.seconds == pytest.approx(10)
 
 
 def test_within_a_long_step_the_time_left_falls_and_then_grows_but_never_ends_early(clock):
@@ -67,7 +76,7 @@ def test_the_words_name_the_share_and_the_time(clock):
 
 
 def test_where_stderr_is_no_terminal_a_line_comes_every_few_seconds(capsys, monkeypatch):
-    monkeypatch.setattr(console, "LINE_EVERY", 0.05)
+    monkeypatch.setattr(_bars, "LINE_PAUSE", 0.05)
     with progress_bar(), progress.plan([("images", 1)]):
         for _ in progress.track(range(4), "images"):
             time.sleep(0.1)

@@ -39,16 +39,24 @@ def warn_about(card: Card, steps: Preprocess | None, stored: Preprocess | None) 
 
 def _permuted(caution: Caution) -> str:
     looks = _listed([f"{label} looks like the network's {like}" for label, like in caution.pairs])
-    right = f"{caution.before[0]} of {caution.images} images are right as labelled, {caution.after[0]} as they look"
+    right = f"{_right(caution)} as they look{_asked(caution)}"
     return f"the labels do not fit the network's outputs: {looks} ({right}): check the order of the classes"
 
 
 def _swapped(caution: Caution) -> str:
-    right = f"{caution.before[0]} of {caution.images} images are right as labelled, {caution.after[0]} the other way"
+    right = f"{_right(caution)} the other way{_asked(caution)}"
     if len(caution.pairs) == 2:
         return f"{caution.classes[0]} and {caution.classes[1]} look swapped ({right}): check their labels"
     label, like = caution.pairs[0]
     return f"the images of {label} look like the network's {like} ({right}): check their labels"
+
+
+def _right(caution: Caution) -> str:
+    return f"{caution.before[0]} of {caution.images} images are right as labelled, {caution.after[0]}"
+
+
+def _asked(caution: Caution) -> str:
+    return ", asked with these images' statistics" if caution.half_way else ""
 
 
 def _uneven(caution: Caution) -> str:
