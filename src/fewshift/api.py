@@ -11,7 +11,7 @@ from typing import Any, TextIO, Unpack
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._progress import Progress, Stage, plan, stage, told_to, watched_by
+from fewshift.core._progress import Listener, Progress, Stage, counted, plan, stage, told_to
 from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
@@ -44,7 +44,7 @@ from fewshift.trust.sanity import believed, look_after
 from fewshift.trust.shift import shift
 
 __all__ = ["apply", "known_card", "left_out", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]
-__all__ += ["watched_by"]
+__all__ += ["Listener", "counted"]
 
 
 def adapt(

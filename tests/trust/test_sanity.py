@@ -17,6 +17,7 @@ from fewshift.core.support import Target
 from fewshift.lab.datasets import digits
 from fewshift.models.cards import Card, known_card, with_card
 from fewshift.report.cautions import plain, sentence
+from fewshift.trust import at_home
 from fewshift.trust.guard import Evidence
 from fewshift.trust.permuted import find_cycles, find_moves, rings
 from fewshift.trust.sanity import Caution, CautionKind, believed, half_way_answers
@@ -219,6 +220,16 @@ def test_a_wrong_preprocessing_is_noticed_and_the_right_one_named(network, other
     best = caution.homes.better[0]
     assert (best.name, best.mean, best.std) == ("MNIST's", (0.1307,), (0.3081,))
     assert "--mean 0.1307 --std 0.3081" in sentence(caution)
+
+
+def test_labels_name_the_preprocessing_where_the_first_layer_alone_does_not(network, other, monkeypatch):
+    monkeypatch.setattr(at_home, "CLOSER", 100)  # no layer is ever that much closer
+    images, labels = other[0][:50], other[1][:50]
+    bare, steps = with_card(digits.source_network(), Card()), {"preprocess": HALF}
+    found = warnings_of(bare, (HALF.normalise(images), labels), **steps)
+    assert found[CautionKind.PREPROCESSING].homes.better[0].name == "MNIST's"
+    mixed = labels[torch.randperm(50, generator=torch.Generator().manual_seed(0))]
+    assert CautionKind.PREPROCESSING not in warnings_of(bare, (HALF.normalise(images), mixed), check=False, **steps)
 
 
 @pytest.mark.parametrize("scale", [1, 255])

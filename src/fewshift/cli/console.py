@@ -8,7 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ import typer
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
-    from fewshift.core._progress import Listener
+    from fewshift.api import Listener
 
 DOING = {
     "adapt": "adapting",
@@ -98,21 +98,18 @@ class Tell(Protocol):
 @contextmanager
 def progress_bar() -> Iterator[Listener]:
     """One bar on stderr for the whole command: stages tell how far it is, as they are planned."""
-    from fewshift.core._bars import shown
-    from fewshift.core._progress import told_to, watched_by
+    from fewshift.api import told_to
 
-    with shown(_doing()) as bar, watched_by(bar.watch), told_to(bar.hear):
-        yield bar.hear
+    with told_to(True, _doing()) as tell:
+        assert tell is not None  # a bar listens
+        yield tell
 
 
-@contextmanager
-def counting_bar() -> Iterator[Tell]:
+def counting_bar() -> AbstractContextManager[Tell]:
     """A bar for a command that counts its steps itself, for hours: lines in a log are rarer, and say more."""
-    from fewshift.core._bars import shown
-    from fewshift.core._progress import silent
+    from fewshift.api import counted
 
-    with shown(_doing(), line_pause=LINE_PAUSE, staged_lines=True) as bar, silent():
-        yield bar.count
+    return counted(_doing(), LINE_PAUSE)
 
 
 def _doing() -> str:
@@ -177,13 +174,17 @@ def print_written(files: Mapping[str, Path | None]) -> None:
             typer.echo(f"{what}: {file} ({file.stat().st_size:,} bytes)")
 
 
-def print_left_out(*sources: Path | str | None) -> None:
-    """A line on stderr for each folder or list with files that are not read, or images that have no label."""
+def print_left_out(*sources: Path | str | None, warned: bool = False) -> None:
+    """A line on stderr for each folder or list with files that are not read, or images that have no label.
+
+    `warned` if a warning names the images that cannot be read: the line is about the other files then.
+    """
     import fewshift
-    from fewshift.report.left_out import passed_over
+    from fewshift.report.left_out import not_warned_of, passed_over
 
     for source in (source for source in sources if source is not None and Path(source).exists()):
         files = fewshift.left_out(source)
+        files = not_warned_of(files) if warned and files is not None else files
         if files is not None:
             typer.echo(f"left out of {source}: {passed_over(files)}", err=True)
 

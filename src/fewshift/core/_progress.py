@@ -64,6 +64,13 @@ def told_to(progress: Progress, doing: str = "working") -> Iterator[Listener | N
 
 
 @contextmanager
+def counted(doing: str, line_pause: float) -> Iterator[Callable[..., None]]:
+    """A bar for work that counts its steps itself: call it with what, done, total and a note; stages are not heard."""
+    with shown(doing, line_pause=line_pause, staged_lines=True) as bar, silent():
+        yield bar.count
+
+
+@contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
     """Within the block, `watcher` hears how much of it is done whenever that changes."""
     token = _whole.set(_Whole(watcher))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from fewshift.images.formats import remedy
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import Card
 from fewshift.report import prose
@@ -114,6 +116,12 @@ def _card_key(caution: Caution) -> str:
     return f"the network's card has keys that are ignored: {' '.join(pairs)}"
 
 
+def _left_out(caution: Caution) -> str:
+    files = [Path(file) for file in caution.files]
+    were = "image was" if len(files) == 1 else "images were"
+    return f"{len(files)} {were} left out: {_listed([file.name for file in files])}: {remedy(files)}"
+
+
 SENTENCES: Mapping[CautionKind, Callable[[Caution], str]] = {
     CautionKind.PERMUTED: _permuted,
     CautionKind.SWAPPED: _swapped,
@@ -126,6 +134,7 @@ SENTENCES: Mapping[CautionKind, Callable[[Caution], str]] = {
         "the network's outputs are probabilities and are taken for logits: leave out its last softmax"
     ),
     CautionKind.CARD_KEY: _card_key,
+    CautionKind.LEFT_OUT: _left_out,
     CautionKind.ASSUMED_ORDER: lambda caution: (
         f"no card says in which order the network's outputs are: took the order {_listed(caution.classes)}"
     ),

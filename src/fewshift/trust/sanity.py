@@ -16,6 +16,7 @@ from fewshift.core.network import Network, like, logits_of, refuse_unadaptable
 from fewshift.core.reading import read_support, tied
 from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError
+from fewshift.images.formats import unreadable
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import Card
 from fewshift.trust.at_home import LOOKED_AT, Homes, find_homes
@@ -42,6 +43,7 @@ class CautionKind(Enum):
     CONTRADICTED = "contradicted"
     PROBABILITIES = "probabilities"
     CARD_KEY = "card key"
+    LEFT_OUT = "left out"
     ASSUMED_ORDER = "assumed order"
 
 
@@ -58,6 +60,7 @@ class Caution:
     after: tuple[int, ...] = ()  # by the adapted network (permuted: right as they look)
     homes: Homes | None = None  # preprocessings that suit the network
     sizes: tuple[int, int] | None = None  # pixels: of the resized image, of the crop
+    files: tuple[str, ...] = ()  # images that cannot be read here
     half_way: bool = False  # the network was asked half-way to the statistics of the place
 
     @property
@@ -182,10 +185,11 @@ def _unseen(known: Known) -> Iterable[Caution]:
 
 def _preprocessing(known: Known) -> Iterable[Caution]:
     """The first layer sees what it never saw, and another preprocessing would put that right."""
-    support, unlabelled = known.target.support, known.target.unlabelled
+    support, unlabelled, labels = known.target.support, known.target.unlabelled, None
     if support is not None:
         chosen = torch.linspace(0, len(support) - 1, min(LOOKED_AT, len(support))).round().long()
         images = [support.images[at] for at in chosen.tolist()]
+        labels = support.targets[chosen] if known.logits is not None else None
         from_files = support.files is not None
     elif unlabelled is not None:
         images, from_files = list(unlabelled.batch(torch.arange(min(LOOKED_AT, len(unlabelled))))), False
@@ -194,9 +198,17 @@ def _preprocessing(known: Known) -> Iterable[Caution]:
     if images[0].ndim != 3:
         return
     raw = not from_files and all(image.min() >= 0 for image in images)  # tensors that nobody has normalised
-    homes = find_homes(known.network, images, None if raw else known.preprocess, known.card.preprocess)
+    homes = find_homes(known.network, images, None if raw else known.preprocess, known.card.preprocess, labels)
     if homes is not None:
         yield Caution(CautionKind.PREPROCESSING, images=len(images), homes=homes)
+
+
+def _left_out(known: Known) -> Iterable[Caution]:
+    """Images of a kind that cannot be read here."""
+    lists = [images.left_out for images in (known.target.support, known.target.unlabelled) if images is not None]
+    files = [file for left in lists if left is not None for file in unreadable(left.files)]
+    if files:
+        yield Caution(CautionKind.LEFT_OUT, images=len(files), files=tuple(map(str, files)))
 
 
 def step_cautions(steps: Preprocess | None, stored: Preprocess | None = None) -> Iterable[Caution]:
@@ -243,6 +255,7 @@ CHECKS: tuple[Callable[[Known], Iterable[Caution]], ...] = (
     lambda known: step_cautions(known.preprocess),
     _probabilities,
     lambda known: card_cautions(known.card),
+    _left_out,
     _assumed,
 )
 
