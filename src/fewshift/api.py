@@ -187,7 +187,7 @@ def compare(
     judges = opened.evidence_from(validate, preprocess)
     assert judges is not None  # validate is not None
     comparison.check_labels(opened.network, opened.target, judges, seed)
-    with told_to(progress) as listener:
+    with told_to(progress, "comparing") as listener:
         rows, source = comparison.rank(opened.network, opened.target, chosen, judges, seed, listener)
     return Comparison(
         rows=rows,
@@ -239,7 +239,7 @@ def learning_curve(
         raise FewshiftError(f"draws={draws!r} is no number of draws: give 1, 2, ...")
     if support is None:
         raise FewshiftError("a learning curve needs labelled target images: pass a support set")
-    with told_to(progress):
+    with told_to(progress, "measuring the learning curve"), plan([Stage("adaptations", 1)]):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, head=head, seed=seed, device=device,
@@ -327,7 +327,7 @@ def evaluate(
     images = as_labelled(labelled, steps, names, network=network, window=window, stride=stride)
     if support is not None:
         refuse_leaks(find_leaks(support, images, preprocess=steps))
-    with told_to(progress):
+    with told_to(progress, "evaluating"):
         return evaluate_networks(networks, images, window=window, stride=stride)
 
 

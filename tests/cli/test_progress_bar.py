@@ -104,6 +104,25 @@ def test_an_adaptation_goes_from_nothing_to_all_without_a_step_back(method):
     assert max(later - share for share, later in pairwise(shares)) < 0.5
 
 
+@pytest.mark.parametrize("call", ["compare", "learning_curve"])
+def test_calls_that_adapt_often_go_from_nothing_to_all_in_small_steps(call):
+    heard = []
+    with progress.watched_by(heard.append):
+        getattr(fewshift, call)(make_tiny(), make_support(4))
+    shares = [share.done for share in heard]
+    assert (shares[0], shares[-1]) == (0, pytest.approx(1))
+    assert len(set(shares)) > 20
+    assert max(later - share for share, later in pairwise(shares)) < 0.3
+
+
+def test_comparing_takes_as_long_as_its_methods_and_looking_at_the_images_does_not():
+    heard = []
+    with progress.watched_by(heard.append), progress.told_to(lambda what, done, total: heard.append(what)):
+        fewshift.compare(make_tiny(), make_support(4), ["source", "auto"])
+    first = next(place for place, entry in enumerate(heard) if isinstance(entry, str))
+    assert heard[first - 1].done < 0.1
+
+
 def test_a_terminal_gets_one_bar(place):
     words = [sys.executable, "-m", "fewshift.cli", "adapt", *map(str, network_options(place))]
     script = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"  # a terminal of its own

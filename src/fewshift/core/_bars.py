@@ -11,6 +11,7 @@ from html import escape
 
 NOTEBOOK_PAUSE = 0.1  # seconds between two pictures of the bar
 LINE_PAUSE = 5.0  # seconds between two lines
+BAR_WIDTH = 20  # letters: in a terminal of 80, there is room for the words
 ENOUGH_DONE = 0.01  # of the work, to say how long the rest takes
 
 
@@ -75,7 +76,7 @@ class Bar:
     def count(self, what: str, done: int, total: int, note: str = "") -> None:
         """The whole is `done` of `total`; a note stands beside it."""
         self.stage = ", ".join(filter(None, (f"{done} of {total} {what}", note)))
-        self.watch((done / total, min(1.0, (done + 1) / total)))
+        self.watch((done / total, min(1.0, (done + 1) / total)) if total else (1.0, 1.0))
 
 
 @contextmanager
@@ -123,6 +124,7 @@ def _in_terminal(bar: Bar) -> Iterator[None]:
     """A bar that is drawn anew several times a second, and disappears at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task
+    from rich.table import Column
     from rich.text import Text
 
     class Words(ProgressColumn):
@@ -132,7 +134,8 @@ def _in_terminal(bar: Bar) -> Iterator[None]:
             task.completed = max(task.completed, bar.remaining.share)
             return Text(f"{bar.remaining}  {bar.stage}")
 
-    columns = ("{task.description}", BarColumn(), Words())
+    words = Words(table_column=Column(no_wrap=True, overflow="ellipsis"))  # one line, however narrow
+    columns = ("{task.description}", BarColumn(bar_width=BAR_WIDTH), words)
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=False) as drawn:
         drawn.add_task(bar.doing, total=1.0)
         yield

@@ -28,7 +28,8 @@ from fewshift.trust.held_out import HeldOut, folds_of
 
 SOURCE = "source"  # the network as it came
 RULES = ("best", "clear")
-LOOKING = 2.0  # passes over the support that it takes to see how far its images are from those of training
+LOOKING = 4.0  # passes over the support that it takes to see how far its images are from those of training
+ASKING = 2.0  # passes in which both networks answer
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def rank(
 ) -> tuple[tuple[Row, ...], Row]:
     """A row for each method, and the source network's."""
     labels = labelled(methods)
-    costs = [method.cost * _fits(method, target, validate) for method in labels.values()]
+    costs = [ASKING + method.cost * _fits(method, target, validate) for method in labels.values()]
 
     def row(label: str, method: Method) -> Row:
         began = time.perf_counter()
