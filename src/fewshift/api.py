@@ -11,7 +11,7 @@ from typing import Any, TextIO, Unpack
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._progress import Progress, Stage, plan, stage, told_to, watched_by
+from fewshift.core._progress import Listener, Progress, Stage, counted, plan, stage, told_to
 from fewshift.core.delta import Delta, apply, revert
 from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss
@@ -42,7 +42,7 @@ from fewshift.trust.sanity import believed, look_after
 from fewshift.trust.shift import shift
 
 __all__ = ["apply", "known_card", "left_out", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]
-__all__ += ["watched_by"]
+__all__ += ["Listener", "counted"]
 
 
 def adapt(
@@ -93,7 +93,7 @@ def adapt(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
             f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
         )
-    with told_to(progress), plan(stages_of(chosen, validate, twice=drop_suspects)):
+    with told_to(progress, "adapting"), plan(stages_of(chosen, validate, twice=drop_suspects)):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, shots=shots, head=head, seed=seed, device=device,
@@ -185,7 +185,7 @@ def compare(
     judges = opened.evidence_from(validate, preprocess)
     assert judges is not None  # validate is not None
     comparison.check_labels(opened.network, opened.target, judges, seed)
-    with told_to(progress) as listener:
+    with told_to(progress, "comparing") as listener:
         rows, source = comparison.rank(opened.network, opened.target, chosen, judges, seed, listener)
     return Comparison(
         rows=rows,
@@ -237,7 +237,7 @@ def learning_curve(
         raise FewshiftError(f"draws={draws!r} is no number of draws: give 1, 2, ...")
     if support is None:
         raise FewshiftError("a learning curve needs labelled target images: pass a support set")
-    with told_to(progress):
+    with told_to(progress, "measuring the learning curve"), plan([Stage("adaptations", 1)]):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, head=head, seed=seed, device=device,
@@ -298,7 +298,7 @@ def predict(
         raise FewshiftError(
             f"how the {type(model).__name__} wants its images is not known: pass preprocess=, as to adapt"
         )
-    with told_to(progress), plan([Stage("images", 1)]):
+    with told_to(progress, "predicting"), plan([Stage("images", 1)]):
         return predict_files(networks, images, steps, names, out=out, **options)
 
 
@@ -326,7 +326,7 @@ def evaluate(
     images = as_labelled(labelled, steps, names, network=network, window=window, stride=stride)
     if support is not None:
         refuse_leaks(find_leaks(support, images, preprocess=steps))
-    with told_to(progress):
+    with told_to(progress, "evaluating"):
         return evaluate_networks(networks, images, window=window, stride=stride)
 
 

@@ -20,13 +20,14 @@ from fewshift.core.network import Network, like
 from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
+from fewshift.images.class_names import some
 from fewshift.images.inputs import Steps, as_support, as_unlabelled
 from fewshift.images.preprocess import FileSteps, Preprocess, as_steps
 from fewshift.models.cards import known_card, refuse_other_order
 from fewshift.report.cautions import warn_about
 from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
-from fewshift.trust.sanity import Caution, Known, look_before, source_answers
+from fewshift.trust.sanity import Caution, Known, half_way_answers, look_before, source_answers
 
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
 
@@ -56,7 +57,8 @@ class Opened:
     def checked(self, *, refuse: bool) -> Opened:
         """The same, with what looks wrong; labels that do not fit the outputs are an error if `refuse`."""
         answers = source_answers(self.network, self.target)
-        known = Known(self.network, self.target, known_card(self.model), self.preprocess, self.named, answers)
+        half_way = half_way_answers(self.network, self.target)
+        known = Known(self.network, self.target, known_card(self.model), self.preprocess, self.named, answers, half_way)
         return replace(self, cautions=look_before(known, refuse=refuse))
 
     def labelled_apart(self, source: Any, preprocess: Steps) -> Support:
@@ -117,6 +119,8 @@ def open_target(
     wanted = "target images" if needs.needs is Needs.NOTHING else f"{needs.needs.value} images"
     images = target.some_images(needs.name, wanted)
     network, target = fitting(model, target, images, head)
+    if names is None and target.support is not None:
+        _refuse_other_count(target.support, network)
     return Opened(
         network=network if device is None else moved(network, device),
         model=model,
@@ -126,6 +130,20 @@ def open_target(
         classes=names if target.support is None else target.support.classes,
         home=like(network.model, images).device,
         named=names is not None,
+    )
+
+
+def _refuse_other_count(support: Support, network: Network) -> None:
+    """One sentence when the classes of a support, which nobody has named in order, are not as many as the outputs."""
+    names, outputs = support.classes, network.classes
+    if names is None or outputs is None or len(names) == outputs:
+        return
+    missing = len(names) < outputs
+    after = "a class without images is allowed then" if missing else "and remove the classes that it does not know"
+    raise FewshiftError(
+        f"the network has {outputs} classes and the images have {len(names)} ({some(names, 10)}), so it is not known "
+        f"which output is which: name all {outputs} in the order of the outputs, --classes A,B,... (classes=[...]); "
+        f"{after}"
     )
 
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import fewshift
-from fewshift.cli import console
-from fewshift.cli.console import Remaining, progress_bar
+from fewshift.cli.console import progress_bar
+from fewshift.core import _bars
 from fewshift.core import _progress as progress
+from fewshift.core._bars import Remaining
 from tests.helpers.commands import network_options
 from tests.helpers.networks import make_support, make_tiny
 
@@ -38,6 +39,14 @@ def test_the_time_left_is_that_of_the_whole(clock):
     clock.now += 10
     remaining((0.25, 0.5))
     assert remaining.seconds == pytest.approx(30)
+
+
+def test_what_was_done_before_the_clock_began_makes_nobody_hopeful(clock):
+    remaining = Remaining(clock)
+    remaining((0.8, 0.9))  # of a run that goes on
+    clock.now += 10
+    remaining((0.9, 1.0))
+    assert remaining.seconds == pytest.approx(10)
 
 
 def test_within_a_long_step_the_time_left_falls_and_then_grows_but_never_ends_early(clock):
@@ -67,7 +76,7 @@ def test_the_words_name_the_share_and_the_time(clock):
 
 
 def test_where_stderr_is_no_terminal_a_line_comes_every_few_seconds(capsys, monkeypatch):
-    monkeypatch.setattr(console, "LINE_EVERY", 0.05)
+    monkeypatch.setattr(_bars, "LINE_PAUSE", 0.05)
     with progress_bar(), progress.plan([("images", 1)]):
         for _ in progress.track(range(4), "images"):
             time.sleep(0.1)
@@ -93,6 +102,25 @@ def test_an_adaptation_goes_from_nothing_to_all_without_a_step_back(method):
     assert (shares[0], shares[-1]) == (0, pytest.approx(1))
     assert len(set(shares)) > 5
     assert max(later - share for share, later in pairwise(shares)) < 0.5
+
+
+@pytest.mark.parametrize("call", ["compare", "learning_curve"])
+def test_calls_that_adapt_often_go_from_nothing_to_all_in_small_steps(call):
+    heard = []
+    with progress.watched_by(heard.append):
+        getattr(fewshift, call)(make_tiny(), make_support(4))
+    shares = [share.done for share in heard]
+    assert (shares[0], shares[-1]) == (0, pytest.approx(1))
+    assert len(set(shares)) > 20
+    assert max(later - share for share, later in pairwise(shares)) < 0.3
+
+
+def test_comparing_takes_as_long_as_its_methods_and_looking_at_the_images_does_not():
+    heard = []
+    with progress.watched_by(heard.append), progress.told_to(lambda what, done, total: heard.append(what)):
+        fewshift.compare(make_tiny(), make_support(4), ["source", "auto"])
+    first = next(place for place, entry in enumerate(heard) if isinstance(entry, str))
+    assert heard[first - 1].done < 0.1
 
 
 def test_a_terminal_gets_one_bar(place):

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 import fewshift
 from fewshift import CautionWarning, FewshiftError, Preprocess, Support, draw_support
+from fewshift.core.network import Network
+from fewshift.core.support import Target
 from fewshift.lab.datasets import digits
 from fewshift.models.cards import Card, known_card, with_card
 from fewshift.report.cautions import plain, sentence
+from fewshift.trust import at_home
 from fewshift.trust.guard import Evidence
-from fewshift.trust.permuted import find_cycles, rings
-from fewshift.trust.sanity import Caution, CautionKind, believed
+from fewshift.trust.permuted import find_cycles, find_moves, rings
+from fewshift.trust.sanity import Caution, CautionKind, believed, half_way_answers
 from fewshift.trust.shift import Shift
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -118,6 +121,37 @@ def test_two_swapped_classes_are_a_warning_with_both_counts(network, own):
     assert "two and seven look swapped" in sentence(caution)
 
 
+def test_a_swap_of_classes_that_the_source_does_not_know_is_seen_with_the_statistics_of_the_place(network, other):
+    labelled = support(other, 5, seed=1, names=NAMES)
+    sevens = labelled.labels == 7
+    assert int((network(labelled.images).argmax(1) == 7)[sevens].sum()) == 0
+    caution = warnings_of(network, relabelled(labelled, [0, 1, 2, 7, 4, 5, 6, 3, 8, 9]))[CautionKind.SWAPPED]
+    assert set(caution.classes) == {"three", "seven"}
+    assert caution.half_way
+    assert "asked with these images' statistics" in sentence(caution)
+
+
+def test_labels_shifted_by_one_class_are_refused_where_the_source_has_few_images_right(network, other):
+    labelled = support(other, 5, seed=1, names=NAMES)
+    assert (network(labelled.images).argmax(1) == labelled.labels).double().mean() < 0.5
+    with pytest.raises(FewshiftError, match="With these images' statistics it has"):
+        warnings_of(network, relabelled(labelled, [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]))
+
+
+def test_answers_that_no_order_makes_half_right_prove_nothing():
+    labels = torch.arange(10).repeat_interleave(5)
+    answered = torch.where(labels < 2, 1 - labels, 9)  # two classes look swapped, and all others look like the last
+    half_way = 10 * torch.eye(10, dtype=torch.float64)[answered]
+    assert find_moves(torch.zeros(50, 10).double(), half_way, labels).cycles == []
+    assert [cycle.classes for cycle in find_cycles(half_way, labels)] == [(0, 1)]
+
+
+def test_a_network_without_statistics_is_asked_as_it_is():
+    images, labels = torch.rand(6, 1, 4, 4), torch.tensor([0, 1, 2] * 2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    assert half_way_answers(Network.of(model, images), Target(Support(images, labels))) is None
+
+
 def test_one_image_of_each_class_is_too_little_to_call_two_swapped():
     logits = 10 * torch.eye(7, dtype=torch.float64)
     assert find_cycles(logits, torch.tensor([1, 0, 2, 3, 4, 5, 6])) == []
@@ -186,6 +220,16 @@ def test_a_wrong_preprocessing_is_noticed_and_the_right_one_named(network, other
     best = caution.homes.better[0]
     assert (best.name, best.mean, best.std) == ("MNIST's", (0.1307,), (0.3081,))
     assert "--mean 0.1307 --std 0.3081" in sentence(caution)
+
+
+def test_labels_name_the_preprocessing_where_the_first_layer_alone_does_not(network, other, monkeypatch):
+    monkeypatch.setattr(at_home, "CLOSER", 100)  # no layer is ever that much closer
+    images, labels = other[0][:50], other[1][:50]
+    bare, steps = with_card(digits.source_network(), Card()), {"preprocess": HALF}
+    found = warnings_of(bare, (HALF.normalise(images), labels), **steps)
+    assert found[CautionKind.PREPROCESSING].homes.better[0].name == "MNIST's"
+    mixed = labels[torch.randperm(50, generator=torch.Generator().manual_seed(0))]
+    assert CautionKind.PREPROCESSING not in warnings_of(bare, (HALF.normalise(images), mixed), check=False, **steps)
 
 
 @pytest.mark.parametrize("scale", [1, 255])

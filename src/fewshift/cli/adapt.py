@@ -148,7 +148,8 @@ def adapt(
             validate=None if validate == "none" else validate, accept=condition, size=size,
             drop_suspects=drop_suspects, check=not no_check, head=head, seed=seed,
         )  # fmt: skip
-    print_left_out(support, unlabelled, validate)
+    print_left_out(support, unlabelled, warned=True)
+    print_left_out(validate)
     keep = out is not None and (result.accepted or write_rejected)
     written = {
         "delta": result.candidate_delta.save(out) if out is not None and keep else None,

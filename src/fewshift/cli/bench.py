@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import Lines, one_thread, print_json, progress_bar
+from fewshift.cli.console import counting_bar, one_thread, print_json
 from fewshift.cli.options import RESEARCH, Json, command
 
 
@@ -38,8 +37,7 @@ def bench(
     from fewshift.lab.bench.runs import run_grids
 
     so_far = (0, 0)
-    with progress_bar(counting=True) as bar:
-        tell = bar if sys.stderr.isatty() else Lines()
+    with counting_bar() as tell:
 
         def show(done: int, total: int, failed: int) -> None:
             nonlocal so_far

@@ -6,11 +6,9 @@ import difflib
 import json
 import sys
 import tempfile
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +18,7 @@ import typer
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from fewshift.api import Listener
 
 DOING = {
     "adapt": "adapting",
@@ -35,8 +33,7 @@ DOING = {
     "bench": "running cells",
 }
 running: ContextVar[str] = ContextVar("fewshift_command", default="")  # the name of the command
-LINE_EVERY = 5.0  # seconds, where stderr is no terminal
-ENOUGH_DONE = 0.01  # of the work, to say how long the rest takes
+LINE_PAUSE = 30.0  # seconds between two lines of a command that takes hours
 
 
 class MisuseError(FewshiftError):
@@ -99,133 +96,25 @@ class Tell(Protocol):
         """`done` of `total`; a note stands beside the name."""
 
 
-class Remaining:
-    """How much of a command is done, and how long the rest takes if it goes on at the same pace."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began: float | None = None
-        self._told = self._done = self._then = self._shown = 0.0
-
-    def __call__(self, share: tuple[float, float]) -> None:
-        """Hear how much is done, and how much will be after the step at hand."""
-        self._told = self._clock()
-        if self._began is None:
-            self._began = self._told
-        self._done, self._then = share
-
-    @property
-    def share(self) -> float:
-        """The share that is done; within a step, what its pace so far makes likely, but no more than the step."""
-        if self._began is None or self._told == self._began:
-            return self._done
-        pace = self._done / (self._told - self._began)
-        return min(self._done + pace * (self._clock() - self._told), self._then)
-
-    @property
-    def seconds(self) -> float | None:
-        """The time that is left; None while too little is done to tell."""
-        share = self.share
-        if self._began is None or share < ENOUGH_DONE:
-            return None
-        return (self._clock() - self._began) * (1 - share) / share
-
-    def __str__(self) -> str:
-        seconds = self.seconds
-        self._shown = max(self._shown, self.share)  # a step that began slowly takes nothing back
-        left = "time left not known yet" if seconds is None else f"about {_duration(seconds)} left"
-        return f"{int(100 * self._shown)} %, {left}"
-
-
 @contextmanager
-def progress_bar(*, counting: bool = False) -> Iterator[Tell]:
-    """One bar on stderr for the whole command; where it is no terminal, a line every few seconds.
+def progress_bar() -> Iterator[Listener]:
+    """One bar on stderr for the whole command: stages tell how far it is, as they are planned."""
+    from fewshift.api import told_to
 
-    With `counting`, the command itself tells how many steps are done; otherwise stages do, as they are planned.
-    """
-    from rich.console import Console
-
-    from fewshift.api import told_to, watched_by
-
-    doing, console, remaining = DOING.get(running.get(), "working"), Console(stderr=True), Remaining()
-    stage = ""
-
-    def hear(what: str, done: int, total: int, note: str = "") -> None:
-        nonlocal stage
-        stage = note or f"{what}, {done} of {total}"
-        if counting:
-            remaining((done / total, (done + 1) / total))
-
-    def ignore(what: str, done: int, total: int) -> None:
-        pass
-
-    watching = nullcontext() if counting else watched_by(remaining)
-    bar = _bar(console, doing, remaining, lambda: stage) if console.is_terminal else _lines(doing, remaining, counting)
-    with bar, watching, told_to(ignore if counting else hear):
-        yield hear
+    with told_to(True, _doing()) as tell:
+        assert tell is not None  # a bar listens
+        yield tell
 
 
-@contextmanager
-def _bar(console: Console, doing: str, remaining: Remaining, stage: Callable[[], str]) -> Iterator[None]:
-    """A bar that is drawn anew several times a second, and disappears at the end."""
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task
-    from rich.text import Text
+def counting_bar() -> AbstractContextManager[Tell]:
+    """A bar for a command that counts its steps itself, for hours: lines in a log are rarer, and say more."""
+    from fewshift.api import counted
 
-    class Words(ProgressColumn):
-        max_refresh = None
-
-        def render(self, task: Task) -> Text:
-            task.completed = max(task.completed, remaining.share)
-            return Text(f"{remaining}  {stage()}")
-
-    with Progress("{task.description}", BarColumn(), Words(), console=console, transient=True, expand=False) as bar:
-        bar.add_task(doing, total=1.0)
-        yield
+    return counted(_doing(), LINE_PAUSE)
 
 
-@contextmanager
-def _lines(doing: str, remaining: Remaining, quiet: bool) -> Iterator[None]:
-    """A line every few seconds."""
-    ended = threading.Event()
-
-    def work() -> None:
-        while not ended.wait(LINE_EVERY):
-            typer.echo(f"{doing}: {remaining}", err=True)
-
-    if quiet:
-        yield
-        return
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-class Lines:
-    """Progress of long work in a log file: a line now and then, with the time that is left."""
-
-    def __init__(self, every: float = 30.0) -> None:
-        self._every = every
-        self._began = self._last = time.monotonic()
-
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        """Print if it is time."""
-        now = time.monotonic()
-        if done and now - self._last >= self._every:
-            self._last = now
-            left = (now - self._began) / done * (total - done)
-            beside = f", {note}" if note else ""
-            typer.echo(f"{done} of {total} {what}{beside}, about {_duration(left)} left", err=True)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+def _doing() -> str:
+    return DOING.get(running.get(), "working")
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -286,13 +175,17 @@ def print_written(files: Mapping[str, Path | None]) -> None:
             typer.echo(f"{what}: {file} ({file.stat().st_size:,} bytes)")
 
 
-def print_left_out(*sources: Path | str | None) -> None:
-    """A line on stderr for each folder or list with files that are not read, or images that have no label."""
+def print_left_out(*sources: Path | str | None, warned: bool = False) -> None:
+    """A line on stderr for each folder or list with files that are not read, or images that have no label.
+
+    `warned` if a warning names the images that cannot be read: the line is about the other files then.
+    """
     import fewshift
-    from fewshift.report.left_out import passed_over
+    from fewshift.report.left_out import not_warned_of, passed_over
 
     for source in (source for source in sources if source is not None and Path(source).exists()):
         files = fewshift.left_out(source)
+        files = not_warned_of(files) if warned and files is not None else files
         if files is not None:
             typer.echo(f"left out of {source}: {passed_over(files)}", err=True)
 

@@ -47,7 +47,7 @@ def predict(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the rows of a stopped run, or the label maps in --out.")
+        bool, typer.Option("--overwrite", help="Replace what an earlier run has written to --out.")
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on: leave out images that this network has predicted in --out.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewshift.cli.console import Lines, Tell, check_outputs, one_thread, print_json, progress_bar
+from fewshift.cli.console import Tell, check_outputs, counting_bar, one_thread, print_json
 from fewshift.cli.options import IMAGES, RESEARCH, Json, Seed, command
 
 if TYPE_CHECKING:
@@ -106,10 +105,10 @@ def train(
     checkpoint = training.checkpoint
     check_outputs([checkpoint.file, checkpoint.card], [Path(weights)])
     _print_beginning(training, weights)
-    with progress_bar(counting=True) as bar:
+    with counting_bar() as tell:
         try:
             card = training.run(
-                _Steps(bar if sys.stderr.isatty() else Lines()),
+                _Steps(tell),
                 partial(_print_epoch, training.recipe.epochs, training.collection.labels.metric_title),
             )
         except KeyboardInterrupt:

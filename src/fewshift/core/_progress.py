@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from fewshift.core._bars import bars
+from fewshift.core._bars import shown
 from fewshift.errors import FewshiftError
 
 Listener = Callable[[str, int, int], None]  # what, done, total
-Progress = Listener | bool | None  # True for bars of our own, False or None for nothing
+Progress = Listener | bool | None  # True for a bar of our own, False or None for nothing
 Item = TypeVar("Item")
 UNPLANNED = 0.95  # of what is left of a step goes to a stage that nobody announced
 
@@ -43,13 +43,16 @@ Watcher = Callable[[Share], None]
 
 
 @contextmanager
-def told_to(progress: Progress) -> Iterator[Listener | None]:
-    """Within the block, `track` reports to this listener; None keeps the listener of the surrounding block."""
+def told_to(progress: Progress, doing: str = "working") -> Iterator[Listener | None]:
+    """Within the block, `track` reports to this listener; None keeps the listener of the surrounding block.
+
+    True shows a bar that says what is being done.
+    """
     if progress is None or progress is False:
         yield None
     elif progress is True:
-        with bars() as listener, told_to(listener):
-            yield listener
+        with shown(doing) as bar, watched_by(bar.watch), told_to(bar.hear):
+            yield bar.hear
     elif not callable(progress):
         raise FewshiftError(f"progress={progress!r} hears nothing: pass True, or a callable (what, done, total)")
     else:
@@ -58,6 +61,13 @@ def told_to(progress: Progress) -> Iterator[Listener | None]:
             yield progress
         finally:
             _listener.reset(token)
+
+
+@contextmanager
+def counted(doing: str, line_pause: float) -> Iterator[Callable[..., None]]:
+    """A bar for work that counts its steps itself: call it with what, done, total and a note; stages are not heard."""
+    with shown(doing, line_pause=line_pause, staged_lines=True) as bar, silent():
+        yield bar.count
 
 
 @contextmanager

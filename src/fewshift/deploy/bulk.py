@@ -28,7 +28,7 @@ class PredictOptions(TypedDict, total=False):
     """How many files are predicted. None of these changes a prediction, except `window` and `stride`."""
 
     resume: bool  # leave out images that the same run has predicted there
-    overwrite: bool  # replace what a stopped run, or a run that labels pixels, has written
+    overwrite: bool  # replace what an earlier run has written
     strict: bool  # stop at the first image that cannot be read
     batch_size: int
     workers: int  # processes that read images ahead
@@ -93,7 +93,7 @@ def predict_files(
         if engine == "ray" or _is_folder(out):
             return _in_parts(run, listing, out, part_size, engine, address, resume=resume, overwrite=overwrite)
         if as_json:
-            return run.predict_json(listing.files, out, resume=resume)
+            return run.predict_json(listing.files, out, resume=resume, overwrite=overwrite)
         return run.predict(listing.files, out, resume=resume, overwrite=overwrite)
     if top != 1 or all_probabilities or with_source or workers or engine != "local":
         raise FewshiftError(

@@ -171,12 +171,16 @@ class ClassRun:
                 broken += unread
         return ImagePredictions(tuple(rows), self.columns, tuple(broken), len(files) - len(left))
 
-    def predict_json(self, files: Sequence[Path], out: str | Path | TextIO | None, *, resume: bool) -> ImagePredictions:
+    def predict_json(
+        self, files: Sequence[Path], out: str | Path | TextIO | None, *, resume: bool, overwrite: bool
+    ) -> ImagePredictions:
         """Predict the images and write them as JSON, which is whole or not there."""
         if resume:
             raise FewshiftError("JSON is written whole at the end and cannot be resumed: write CSV")
         if not isinstance(out, (str, Path)):
             return self.predict(files, None, resume=False, overwrite=False)
+        if not overwrite and Path(out).exists() and Path(out).stat().st_size:
+            raise FewshiftError(f"{out} exists already: pass --overwrite (overwrite=True), or choose another file")
         with whole(out) as draft:  # what cannot be written is known before the work
             result = self.predict(files, None, resume=False, overwrite=False)
             draft.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -245,12 +249,13 @@ def _known(path: Path, run: str, columns: Columns, resume: bool, overwrite: bool
         return None
     record = _read_record(path.with_name(path.name + RECORD))
     if not resume:
-        if record is not None and not record["finished"]:
-            raise FewshiftError(
-                f"{path} has the rows of a run that was stopped: pass --resume (resume=True) to go on, --overwrite "
-                "(overwrite=True) to start anew, or choose another file"
-            )
-        return None
+        stopped = record is not None and not record["finished"]
+        what = "has the rows of a run that was stopped" if stopped else "exists already"
+        go_on = "to go on" if stopped else "to add what is not in it"
+        raise FewshiftError(
+            f"{path} {what}: pass --resume (resume=True) {go_on}, --overwrite (overwrite=True) to start anew, or "
+            "choose another file"
+        )
     if record is None or record["run"] != run:
         why = f"has no {path.name}{RECORD} beside it, which names its network" if record is None else ""
         raise FewshiftError(

@@ -33,6 +33,11 @@ def looks_like_an_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES | HEIC | AVIF | UNREAD
 
 
+def unreadable(files: Iterable[Path]) -> list[Path]:
+    """The images among these files whose format cannot be read here."""
+    return [file for file in files if looks_like_an_image(file) and file.suffix.lower() not in readable()]
+
+
 def remedy(files: Iterable[Path]) -> str | None:
     """What makes images readable that are not: the extra, another format; None if there are none such."""
     suffixes = {file.suffix.lower() for file in files if looks_like_an_image(file)} - readable()

@@ -72,7 +72,7 @@ class Construction:
 
 
 def load(
-    name: str | None,
+    name: str | None = None,
     weights: str | Path | None = None,
     *,
     classes: Sequence[str] | None = None,

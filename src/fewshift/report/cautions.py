@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from fewshift.images.formats import remedy
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import Card
 from fewshift.report import prose
@@ -39,16 +41,24 @@ def warn_about(card: Card, steps: Preprocess | None, stored: Preprocess | None) 
 
 def _permuted(caution: Caution) -> str:
     looks = _listed([f"{label} looks like the network's {like}" for label, like in caution.pairs])
-    right = f"{caution.before[0]} of {caution.images} images are right as labelled, {caution.after[0]} as they look"
+    right = f"{_right(caution)} as they look{_asked(caution)}"
     return f"the labels do not fit the network's outputs: {looks} ({right}): check the order of the classes"
 
 
 def _swapped(caution: Caution) -> str:
-    right = f"{caution.before[0]} of {caution.images} images are right as labelled, {caution.after[0]} the other way"
+    right = f"{_right(caution)} the other way{_asked(caution)}"
     if len(caution.pairs) == 2:
         return f"{caution.classes[0]} and {caution.classes[1]} look swapped ({right}): check their labels"
     label, like = caution.pairs[0]
     return f"the images of {label} look like the network's {like} ({right}): check their labels"
+
+
+def _right(caution: Caution) -> str:
+    return f"{caution.before[0]} of {caution.images} images are right as labelled, {caution.after[0]}"
+
+
+def _asked(caution: Caution) -> str:
+    return ", asked with these images' statistics" if caution.half_way else ""
 
 
 def _uneven(caution: Caution) -> str:
@@ -106,6 +116,12 @@ def _card_key(caution: Caution) -> str:
     return f"the network's card has keys that are ignored: {' '.join(pairs)}"
 
 
+def _left_out(caution: Caution) -> str:
+    files = [Path(file) for file in caution.files]
+    were = "image was" if len(files) == 1 else "images were"
+    return f"{len(files)} {were} left out: {_listed([file.name for file in files])}: {remedy(files)}"
+
+
 SENTENCES: Mapping[CautionKind, Callable[[Caution], str]] = {
     CautionKind.PERMUTED: _permuted,
     CautionKind.SWAPPED: _swapped,
@@ -118,6 +134,7 @@ SENTENCES: Mapping[CautionKind, Callable[[Caution], str]] = {
         "the network's outputs are probabilities and are taken for logits: leave out its last softmax"
     ),
     CautionKind.CARD_KEY: _card_key,
+    CautionKind.LEFT_OUT: _left_out,
     CautionKind.ASSUMED_ORDER: lambda caution: (
         f"no card says in which order the network's outputs are: took the order {_listed(caution.classes)}"
     ),

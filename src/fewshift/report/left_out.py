@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from fewshift.core.left_out import LeftOut
-from fewshift.images.formats import looks_like_an_image, readable, remedy
+from fewshift.images.formats import looks_like_an_image, readable, remedy, unreadable
 
 NAMED = 5
+
+
+def not_warned_of(left: LeftOut) -> LeftOut | None:
+    """The files that no caution names: those that are no images, and images without a label."""
+    named = unreadable(left.files)
+    count = left.count - len(named)
+    return LeftOut(count, tuple(file for file in left.files if file not in named)) if count else None
 
 
 def passed_over(left: LeftOut) -> str:

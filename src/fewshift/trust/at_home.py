@@ -1,7 +1,8 @@
 """Under which preprocessing is a network at home? The first BatchNorm layer remembers it.
 
 A wrong mean or deviation moves what enters the first layer by many deviations, and another one puts it back. So where
-the first layer's shift is absurd, the usual preprocessings are tried on the same pixels.
+the first layer's shift is absurd, the usual preprocessings are tried on the same pixels. A shift of the place hides
+related scales; there labels help: one that is somewhat closer, and makes them clearly likelier, is named too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.losses import log_losses
 from fewshift.core.moments import source_layers
-from fewshift.core.network import Network, batchnorm, like
+from fewshift.core.network import Network, batchnorm, like, logits_of
 from fewshift.images.preprocess import IMAGENET, Preprocess
+from fewshift.trust.gain import standard_error
 from fewshift.trust.shift import TINY
 
 LOOKED_AT = 32  # images
@@ -27,6 +30,8 @@ AT_HOME = 0.4  # at most
 BEYOND = 2.5  # no shift of the place is this large: the best of the usual ones is named, at home or not
 CLOSER = 2.5  # times as close, at least
 TIED = 1.25  # times the distance of the best: named beside it
+NEARER = 1.25  # times as close, where labels are likelier: the right preprocessing was always the closest or nearly so
+SURE = 2.6  # standard errors by which labels are likelier: chance does that once in 200 times
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
 
@@ -64,11 +69,16 @@ class Homes:
 
 
 def find_homes(
-    network: Network, images: Sequence[Tensor], steps: Preprocess | None, own: Preprocess | None
+    network: Network,
+    images: Sequence[Tensor],
+    steps: Preprocess | None,
+    own: Preprocess | None,
+    labels: Tensor | None = None,
 ) -> Homes | None:
     """The usual preprocessings that suit the network far better than the one these images had; None if none does.
 
-    `steps` made the images; None guesses them from the values. `own` is what the network's card says.
+    `steps` made the images; None guesses them from the values. `own` is what the network's card says. `labels` are
+    class numbers of the images.
     """
     pixels = _pixels(images, steps)
     if pixels is None or not network.layers or batchnorm(network.model, network.layers[0].name).running_mean is None:
@@ -77,15 +87,37 @@ def find_homes(
     if distance < FAR:
         return None
     homes = sorted(_tried(network, pixels, own), key=lambda home: home.distance)
-    if not homes or CLOSER * homes[0].distance > distance:
+    if not homes or NEARER * homes[0].distance > distance:
         return None
-    if homes[0].distance > AT_HOME and distance < BEYOND:
+    absurd = CLOSER * homes[0].distance <= distance and (homes[0].distance <= AT_HOME or distance >= BEYOND)
+    if not absurd and (labels is None or _likelier(network, images, _in(homes[0], pixels), labels) < SURE):
         return None
     tied = [home for home in homes if home.distance <= TIED * homes[0].distance]
     forwards = {home.name for home in tied if not home.backwards}
     tied = [home for home in tied if not (home.backwards and home.name in forwards)]
     tied.sort(key=lambda home: (home.name != OWN, home.backwards))  # of tied ones, what is more likely first
     return Homes(distance, tuple(tied))
+
+
+def _in(home: Home, pixels: Sequence[Tensor]) -> list[Tensor]:
+    return _scaled(pixels, (home.mean, home.std), home.backwards)
+
+
+@torch.no_grad()
+def _likelier(network: Network, images: Sequence[Tensor], others: Sequence[Tensor], labels: Tensor) -> float:
+    """By how many standard errors the labels are likelier with the other images, each under its best temperature."""
+    before, after = (
+        log_losses(torch.cat([_logits(network, image) for image in some]).double().cpu(), labels.cpu())
+        for some in (images, others)
+    )
+    change = before - after
+    if not torch.isfinite(change).all():
+        return 0.0
+    return float(change.mean()) / max(standard_error(change), TINY)
+
+
+def _logits(network: Network, image: Tensor) -> Tensor:
+    return logits_of(network.model(like(network.model, image[None])))
 
 
 def _tried(network: Network, pixels: Sequence[Tensor], own: Preprocess | None) -> Iterator[Home]:

@@ -28,6 +28,8 @@ from fewshift.trust.held_out import HeldOut, folds_of
 
 SOURCE = "source"  # the network as it came
 RULES = ("best", "clear")
+LOOKING = 4.0  # passes over the support that it takes to see how far its images are from those of training
+ASKING = 2.0  # passes in which both networks answer
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ def rank(
     listener: progress.Listener | None = None,
 ) -> tuple[tuple[Row, ...], Row]:
     """A row for each method, and the source network's."""
-    shift = shift_of(network, target)
+    labels = labelled(methods)
+    costs = [ASKING + method.cost * _fits(method, target, validate) for method in labels.values()]
 
     def row(label: str, method: Method) -> Row:
         began = time.perf_counter()
@@ -160,11 +163,20 @@ def rank(
             evidence = replace(judge(network, target, method, validate, seed), shift=shift)
         return Row(label, method, evidence, time.perf_counter() - began)
 
-    labels = labelled(methods)
-    with progress.told_to(listener):
-        costs = [method.cost * (1 if isinstance(method, Composite) else FOLDS) for method in labels.values()]
-        rows = {label: row(label, labels[label]) for label in progress.track(list(labels), "methods", costs)}
+    with progress.plan([("images", LOOKING), ("methods", sum(costs))]):
+        shift = shift_of(network, target)
+        with progress.told_to(listener):
+            rows = {label: row(label, labels[label]) for label in progress.track(list(labels), "methods", costs)}
     return tuple(rows.values()), rows[SOURCE] if SOURCE in rows else row(SOURCE, Source())
+
+
+def _fits(method: Method, target: Target, validate: str | Support) -> int:
+    """How often a method is fitted to be judged."""
+    if isinstance(validate, Support) or target.support is None:
+        return 1
+    if validate == "loo":
+        return len(target.support)
+    return 1 if isinstance(method, Composite) else FOLDS
 
 
 def _naming(label: str, listener: progress.Listener) -> progress.Listener:

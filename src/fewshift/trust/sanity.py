@@ -12,15 +12,17 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.network import Network, like, logits_of
+from fewshift.core.network import Network, like, logits_of, refuse_unadaptable
+from fewshift.core.reading import read_support, tied
 from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError
+from fewshift.images.formats import unreadable
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import Card
 from fewshift.trust.at_home import LOOKED_AT, Homes, find_homes
 from fewshift.trust.guard import Evidence
 from fewshift.trust.held_out import predictions
-from fewshift.trust.permuted import Cycle, find_cycles
+from fewshift.trust.permuted import HALF_WAY, Moves, find_moves
 
 UNEVEN = 3  # times as many images as the rarest class
 FEW = 5  # images: a class with more is not rare, however many others have
@@ -41,6 +43,7 @@ class CautionKind(Enum):
     CONTRADICTED = "contradicted"
     PROBABILITIES = "probabilities"
     CARD_KEY = "card key"
+    LEFT_OUT = "left out"
     ASSUMED_ORDER = "assumed order"
 
 
@@ -57,6 +60,8 @@ class Caution:
     after: tuple[int, ...] = ()  # by the adapted network (permuted: right as they look)
     homes: Homes | None = None  # preprocessings that suit the network
     sizes: tuple[int, int] | None = None  # pixels: of the resized image, of the crop
+    files: tuple[str, ...] = ()  # images that cannot be read here
+    half_way: bool = False  # the network was asked half-way to the statistics of the place
 
     @property
     def serious(self) -> bool:
@@ -84,6 +89,7 @@ class Known:
     preprocess: Preprocess | None
     named: bool  # something says in which order the outputs are
     logits: Tensor | None  # the source network's answers to the support; None without image labels
+    half_way: Tensor | None = None  # its answers half-way to the statistics of the place; None where it has none
 
     @property
     def labelled(self) -> tuple[Support, Tensor] | None:
@@ -98,6 +104,24 @@ def source_answers(network: Network, target: Target) -> Tensor | None:
     if support is None or not support.kind.stratified or len(network.output) != 1:
         return None
     return predictions(network.model, support.checked(network.output)).double().cpu()
+
+
+def half_way_answers(network: Network, target: Target) -> Tensor | None:
+    """The logits for the support half-way to its own statistics, each image left out of those that it meets.
+
+    None without image labels, for a single image, and for networks without statistics to blend.
+    """
+    support = target.support
+    if support is None or not support.kind.stratified or len(network.output) != 1 or len(support) < 2:
+        return None
+    try:
+        refuse_unadaptable(network)
+        prepared = support.checked(network.output).prepared(lambda images: like(network.model, images))
+        reading = read_support(network, prepared, tied(network, HALF_WAY), leave_out=True)
+    except FewshiftError:
+        return None
+    logits = torch.cat(reading.logits).double().cpu()
+    return logits if bool(torch.isfinite(logits).all()) else None
 
 
 def look_before(known: Known, *, refuse: bool = True) -> tuple[Caution, ...]:
@@ -118,23 +142,23 @@ def _cycles(known: Known) -> Iterable[Caution]:
     labels = support.targets.cpu()
     if not torch.isfinite(logits).all():
         return
-    cycles = find_cycles(logits, labels)
-    for cycle in (cycle for cycle in cycles if len(cycle.classes) == 2):
-        yield _moved(CautionKind.SWAPPED, [cycle], support, cycle.as_labelled, cycle.as_moved, cycle.images)
+    moves = find_moves(logits, known.half_way, labels)
+    for cycle in (cycle for cycle in moves.cycles if len(cycle.classes) == 2):
+        alone = Moves([cycle], cycle.as_labelled, moves.half_way)
+        yield _moved(CautionKind.SWAPPED, alone, support, cycle.images)
     # a class without images proves nothing about where it belongs
-    longer = [cycle for cycle in cycles if len(cycle.classes) > 2 and set(cycle.classes) <= set(support.counts)]
+    longer = [cycle for cycle in moves.cycles if len(cycle.classes) > 2 and set(cycle.classes) <= set(support.counts)]
     if longer:
-        right = int((logits.argmax(1) == labels).sum())
-        gained = sum(cycle.as_moved - cycle.as_labelled for cycle in longer)
-        yield _moved(CautionKind.PERMUTED, longer, support, right, right + gained, len(labels))
+        yield _moved(CautionKind.PERMUTED, replace(moves, cycles=longer), support, len(labels))
 
 
-def _moved(kind: CautionKind, cycles: list[Cycle], support: Support, before: int, after: int, images: int) -> Caution:
-    moves = [move for cycle in cycles for move in cycle.moves if move[0] in support.counts]
-    pairs = tuple((_name(support, label), _name(support, like)) for label, like in moves)
+def _moved(kind: CautionKind, moves: Moves, support: Support, images: int) -> Caution:
+    rows = [move for cycle in moves.cycles for move in cycle.moves if move[0] in support.counts]
+    pairs = tuple((_name(support, label), _name(support, like)) for label, like in rows)
+    names, after = tuple(name for name, _ in pairs), moves.right + moves.gained
     return Caution(
-        kind, tuple(name for name, _ in pairs), pairs=pairs, images=images, before=(before,), after=(after,)
-    )  # fmt: skip
+        kind, names, pairs=pairs, images=images, before=(moves.right,), after=(after,), half_way=moves.half_way
+    )
 
 
 def _uneven(known: Known) -> Iterable[Caution]:
@@ -161,10 +185,11 @@ def _unseen(known: Known) -> Iterable[Caution]:
 
 def _preprocessing(known: Known) -> Iterable[Caution]:
     """The first layer sees what it never saw, and another preprocessing would put that right."""
-    support, unlabelled = known.target.support, known.target.unlabelled
+    support, unlabelled, labels = known.target.support, known.target.unlabelled, None
     if support is not None:
         chosen = torch.linspace(0, len(support) - 1, min(LOOKED_AT, len(support))).round().long()
         images = [support.images[at] for at in chosen.tolist()]
+        labels = support.targets[chosen] if known.logits is not None else None
         from_files = support.files is not None
     elif unlabelled is not None:
         images, from_files = list(unlabelled.batch(torch.arange(min(LOOKED_AT, len(unlabelled))))), False
@@ -173,9 +198,17 @@ def _preprocessing(known: Known) -> Iterable[Caution]:
     if images[0].ndim != 3:
         return
     raw = not from_files and all(image.min() >= 0 for image in images)  # tensors that nobody has normalised
-    homes = find_homes(known.network, images, None if raw else known.preprocess, known.card.preprocess)
+    homes = find_homes(known.network, images, None if raw else known.preprocess, known.card.preprocess, labels)
     if homes is not None:
         yield Caution(CautionKind.PREPROCESSING, images=len(images), homes=homes)
+
+
+def _left_out(known: Known) -> Iterable[Caution]:
+    """Images of a kind that cannot be read here."""
+    lists = [images.left_out for images in (known.target.support, known.target.unlabelled) if images is not None]
+    files = [file for left in lists if left is not None for file in unreadable(left.files)]
+    if files:
+        yield Caution(CautionKind.LEFT_OUT, images=len(files), files=tuple(map(str, files)))
 
 
 def step_cautions(steps: Preprocess | None, stored: Preprocess | None = None) -> Iterable[Caution]:
@@ -222,6 +255,7 @@ CHECKS: tuple[Callable[[Known], Iterable[Caution]], ...] = (
     lambda known: step_cautions(known.preprocess),
     _probabilities,
     lambda known: card_cautions(known.card),
+    _left_out,
     _assumed,
 )
 
@@ -235,10 +269,12 @@ def _refusal(caution: Caution, known: Known) -> str:
     what = "output" if names is None else "the network's"
     pairs = [f"'{label}' looks like {what} '{like}'" for label, like in caution.pairs[:NAMED]]
     rest = len(caution.pairs) - NAMED
+    asked = "With these images' statistics it" if caution.half_way else "It"
     looks = ", ".join(pairs) + (f" and {rest} more" if rest > 0 else "")
     return (
-        f"the labels do not fit the network's outputs: {looks}. It has {caution.before[0]} of {caution.images} images "
-        f"right as they are labelled, and {caution.after[0]} as they look: "
+        f"the labels do not fit the network's outputs: {looks}. {asked} has "
+        f"{caution.before[0]} of {caution.images} images right as they are labelled, and {caution.after[0]} as they "
+        "look: "
         f"{_remedy(caution, names, known.named)}, or pass --no-check (check=False) if the labels are right"
     )
 

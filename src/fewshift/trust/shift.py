@@ -151,7 +151,7 @@ def shift(
     if pictures is None:
         raise FewshiftError("there are no images: give a tensor, a dataset or a folder")
     stages = [progress_.Stage("images", len(each)) for each in (pictures, known) if each is not None]
-    with progress_.told_to(progress), progress_.plan(stages):
+    with progress_.told_to(progress, "measuring the shift"), progress_.plan(stages):
         seen = look(model, pictures, head)
         return judged(seen, None if known is None else look(model, known, head), len(pictures))
 
