@@ -112,7 +112,8 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
     began = time.perf_counter()
     network, target = opened.network, opened.target
     fitted, choice = stage("fitting")(fit_chosen)(network, target, method, seed)
-    evidence = believed(gather(network, target, method, fitted, choice, judges, seed), opened.cautions)
+    cautions = look_after(opened.cautions, network, fitted.predictor, target)
+    evidence = believed(gather(network, target, method, fitted, choice, judges, seed), cautions)
     # of several candidates, the temperature is that of the one that was taken
     held = choice.answers[choice.chosen] if choice is not None and judges == "cv" else evidence.held
     predictor, calibration = calibrate(network, fitted.predictor, held, opened.images, evidence.gain)
@@ -134,7 +135,7 @@ def _adapted(opened: Opened, method: Method, judges: str | Support | None, accep
         unlabelled=target.unlabelled,
         classes=opened.classes,
         preprocess=opened.preprocess,
-        warnings=look_after(opened.cautions, network, fitted.predictor, target),
+        warnings=cautions,
         seed=seed,
         seconds=time.perf_counter() - began,
     )

@@ -15,6 +15,7 @@ from fewshift.methods.finetune import L2
 from fewshift.trust.gain import Gain, gain_from
 from fewshift.trust.guard import SURE, Evidence, Fact, Missing, Rule, Strength, Weakness, decide
 from fewshift.trust.held_out import ImageAnswers, PixelAnswers
+from fewshift.trust.sanity import Caution, CautionKind, believed
 from fewshift.trust.shift import Shift
 from tests.helpers.networks import make_support, make_tiny, mixed_sizes, same_state, scenes, state, street
 
@@ -55,6 +56,32 @@ def evidence(changes: list[float], **facts: object) -> Evidence:
 def test_the_guard_decides_by_the_rule_it_was_asked_for(accept, changes, accepted, rule):
     verdict = decide(accept, evidence(changes))
     assert (verdict.accepted, verdict.rule) == (accepted, rule)
+
+
+def by_class(*points: float) -> Gain:
+    """A gain over classes of 50 images each, of which so many percent more became right; half were right before."""
+    labels = torch.arange(len(points)).repeat_interleave(50)
+    before = (torch.arange(len(labels)) % 2).double()
+    after = before.clone()
+    for label, each in enumerate(points):
+        wrong = ((labels == label) & (before == 0)).nonzero().flatten()
+        after[wrong[: round(each / 2)]] = 1
+    return gain_from(torch.arange(len(labels)), before, after, torch.full((len(labels),), -0.5), labels=labels)
+
+
+@pytest.mark.parametrize(("forgone", "accepted"), [(0.0, True), (59.0, True), (61.0, False)])
+def test_classes_without_images_may_not_lose_more_than_the_others_gain(forgone, accepted):
+    known = Evidence(by_class(20, 40), OF_IMAGES, unseen=("dog",), forgotten=("dog",), forgone=forgone)
+    verdict = decide("not-worse", known)
+    assert verdict.accepted is accepted
+    assert (verdict.rule is Rule.FORGOTTEN_CLASSES) is not accepted
+    assert decide("always", known).accepted
+
+
+def test_a_class_that_is_predicted_no_more_may_cost_what_the_source_had_right():
+    caution = Caution(CautionKind.UNSEEN, ("dog", "cat"), images=100, before=(20, 10), after=(5, 9))
+    known = believed(Evidence(by_class(20, 40), OF_IMAGES), [caution])
+    assert (known.forgotten, known.forgone) == (("dog",), pytest.approx(50 * 0.75))
 
 
 def seen(score: float, threshold: float = 1.5) -> Shift:

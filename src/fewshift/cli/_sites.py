@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fewshift.cli.console import (
-    Lines,
     MisuseError,
     check_outputs,
+    counting_bar,
     print_json,
     print_table,
     print_written,
-    progress_bar,
     warnings_on_stderr,
 )
 from fewshift.cli.options import NetworkOptions
@@ -38,8 +36,7 @@ def adapt_to_sites(
     check_outputs([report], network.files)
     model = network.load()
     so_far = (0, 0)
-    with progress_bar(counting=True) as bar, warnings_on_stderr():
-        tell = bar if sys.stderr.isatty() else Lines()
+    with counting_bar() as tell, warnings_on_stderr():
 
         def show(what: str, done: int, total: int) -> None:
             nonlocal so_far

@@ -191,6 +191,7 @@ def fact(evidence: Evidence, fact: Fact) -> str:
         Fact.SHIFT: lambda: _shift(evidence),
         Fact.AGREEMENT: lambda: _agreement(evidence),
         Fact.UNSEEN: lambda: _unseen(evidence),
+        Fact.FORGOTTEN: lambda: f"{', '.join(evidence.forgotten)} may be forgotten",
     }
     return phrases[fact]()
 
@@ -215,6 +216,8 @@ def reason(verdict: Verdict, evidence: Evidence) -> str:
             Rule.CALLABLE: f"{word} by your own condition",
             Rule.UNSEEN_CLASSES: f"{word}: the classifier was changed and the support has no image of "
             + ", ".join(evidence.unseen),
+            Rule.FORGOTTEN_CLASSES: f"{word}: {', '.join(evidence.forgotten)} may be forgotten, as unlabelled images "
+            "show, and the other classes do not gain as much as that may cost",
             Rule.NO_EVIDENCE: f"{word} {without} evidence: {missing(evidence)}",
         }[verdict.rule]
     if verdict.rule is not Rule.STRENGTH:

@@ -56,6 +56,7 @@ class Fact(Enum):
     SHIFT = "shift"
     AGREEMENT = "agreement"
     UNSEEN = "unseen"
+    FORGOTTEN = "forgotten"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Evidence:
     shift: Shift | None = None  # how far the images are from those of training
     agreement: float | None = None  # share of unlabelled images for which both networks predict the same
     unseen: tuple[str, ...] = ()  # classes without an image in the support, and so without a held-out one
+    forgotten: tuple[str, ...] = ()  # those of them that unlabelled images show to be predicted far less
+    forgone: float = 0.0  # points that these classes may lose, summed over them
     new_classifier: bool = False
 
     @property
@@ -236,6 +239,7 @@ class Rule(Enum):
     ALWAYS = "always"
     CALLABLE = "callable"
     UNSEEN_CLASSES = "unseen classes"
+    FORGOTTEN_CLASSES = "forgotten classes"
     NO_EVIDENCE = "no evidence"
     POINT = "point"  # of pixels: the mean gain itself
     STRENGTH = "strength"
@@ -261,6 +265,7 @@ class Verdict:
         """The facts that this verdict rests on."""
         return {
             Rule.UNSEEN_CLASSES: (Fact.UNSEEN,),
+            Rule.FORGOTTEN_CLASSES: (Fact.FORGOTTEN,),
             Rule.NO_EVIDENCE: (Fact.MISSING,),
             Rule.POINT: (Fact.GAIN,),
             Rule.STRENGTH: (Fact.GAIN, Fact.SHIFT)
@@ -276,7 +281,8 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
     - "always": whatever the evidence says.
     - "not-worse": if the evidence for it is stronger than chance makes once in twenty times (see `Strength`). With
       pixel labels an image is much evidence, and the share of right pixels decides. A new classifier is refused where
-      classes have no image: it forgets them, and no held-out image can tell.
+      classes have no image: it forgets them, and no held-out image can tell. So is a network that may lose more in
+      classes without an image, as unlabelled images show, than the others gain.
     - "better": only if the whole interval is above zero.
     - a number: only if the whole interval is above it, in points of accuracy.
     - a callable: as it says of the gain.
@@ -297,6 +303,8 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
 
 
 def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
+    if evidence.forgone > max(0.0, gain.point * len(gain.per_class)):
+        return Verdict(False, Rule.FORGOTTEN_CLASSES)
     if not isinstance(evidence.held, ImageAnswers):
         return Verdict(gain.point > 0 or (gain.point == 0 and gain.loss_change < 0), Rule.POINT)
     # without images of a class a sample is unlike the source anyway

@@ -69,14 +69,17 @@ class Caution:
         return self.kind is not CautionKind.ASSUMED_ORDER
 
     @property
+    def lost(self) -> dict[str, float]:
+        """Classes without images that the adapted network predicts less than half as often: the share that is gone."""
+        if self.kind is not CautionKind.UNSEEN or not self.after:
+            return {}
+        rows = zip(self.classes, self.before, self.after, strict=True)
+        return {name: 1 - after / before for name, before, after in rows if before >= OFTEN and 2 * after < before}
+
+    @property
     def forgotten(self) -> tuple[str, ...]:
-        """Classes without images that the adapted network predicts less than half as often as the source."""
-        rows = (
-            zip(self.classes, self.before, self.after, strict=True)
-            if self.kind is CautionKind.UNSEEN and self.after
-            else ()
-        )
-        return tuple(name for name, before, after in rows if before >= OFTEN and 2 * after < before)
+        """The classes that may be forgotten."""
+        return tuple(self.lost)
 
 
 @dataclass(frozen=True)
@@ -293,9 +296,16 @@ def _remedy(caution: Caution, names: tuple[str, ...] | None, named: bool) -> str
 
 
 def believed(evidence: Evidence, cautions: Sequence[Caution]) -> Evidence:
-    """The evidence without the shift where the preprocessing looks wrong: that shift is of our own making."""
+    """The evidence in the light of what looks wrong.
+
+    A preprocessing that looks wrong makes a shift of its own, which is left out. A class without an image that the
+    adapted network predicts far less often than the source may lose as large a part of what the source has right.
+    """
     wrong = any(caution.kind is CautionKind.PREPROCESSING for caution in cautions)
-    return replace(evidence, shift=None) if wrong else evidence
+    lost = {name: share for caution in cautions for name, share in caution.lost.items()}
+    right = 0.0 if evidence.gain is None else evidence.gain.before
+    shift = None if wrong else evidence.shift
+    return replace(evidence, shift=shift, forgotten=tuple(lost), forgone=right * sum(lost.values()))
 
 
 @torch.no_grad()
