@@ -149,6 +149,25 @@ def test_channels_last_gives_the_same_answers_in_the_first_pass_and_later(name, 
     assert sites.one_pass
 
 
+class Cut(Tiny):
+    """BatchNorm sees a part of larger maps, with gaps in memory, unless the images are small."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.conv1(images)
+        hidden = self.bn1(maps if images.shape[3] <= 16 else maps[:, :, 2:-2, 2:-2]).relu()
+        return self.fc((hidden + self.bn2(self.conv2(hidden))).relu().mean((2, 3)))
+
+
+def test_maps_with_gaps_in_memory_are_answered_whatever_the_pass_before_saw(tmp_path):
+    model = with_channels_last(built(Cut))
+    of = mixed(write_sites(model, tmp_path / "sites"))
+    sites = Sites(model, tmp_path / "sites")
+    for size in (16, 16, 32, 16, 32):
+        images = channels_last(pictures(size=size))
+        assert alike(sites(images, of=of), one_by_one(model, tmp_path / "sites", images, of))
+    assert sites.one_pass
+
+
 def test_a_batch_of_small_deltas_takes_one_pass_and_each_larger_one_its_own(tmp_path, monkeypatch):
     model, images, passes = make_tiny(), pictures(), []
     names = write_sites(model, tmp_path / "sites", small=3, large=2)

@@ -144,12 +144,11 @@ class PerImage:
 
     def _room_for(self, maps: Tensor) -> Tensor:
         """Memory for as many values, laid out alike; the next layer uses it again."""
-        if maps.numel() > self._scratch.numel() or (maps.dtype, maps.device) != (
-            self._scratch.dtype,
-            self._scratch.device,
-        ):
+        strides = torch.empty_like(maps, device="meta").stride()  # without the gaps that the maps may have
+        old = self._scratch
+        if maps.numel() > old.numel() or (maps.dtype, maps.device) != (old.dtype, old.device):
             self._scratch = maps.new_empty(maps.numel())
-        return self._scratch[: maps.numel()].as_strided(maps.shape, maps.stride())
+        return self._scratch[: maps.numel()].as_strided(maps.shape, strides)
 
     def _note(self, name: str, maps: Tensor) -> torch.memory_format:
         """Remember how the input of a layer lies in memory: the next pass takes the faster way."""
