@@ -84,7 +84,8 @@ def show(name: str, network: nn.Module, images: Tensor, labels: Tensor, draws: i
         drawn = draw_support(labels, SHOTS, seed)
         clean = Target(Support(images[drawn], labels[drawn]))
         answers, half_way = source_answers(view, clean), half_way_answers(view, clean)
-        assert answers is not None and half_way is not None
+        assert answers is not None
+        assert half_way is not None
         right += torch.tensor(
             [float((each.argmax(1) == labels[drawn]).double().mean()) for each in (answers, half_way)]
         )
