@@ -27,7 +27,7 @@ from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of, sized
 from fewshift.models.cards import known_card
 from fewshift.models.libraries import load
-from fewshift.opening import Opened, blank_images, open_networks, open_target
+from fewshift.opening import Opened, blank_images, looking_first, open_networks, open_target
 from fewshift.report.comparison import Comparison
 from fewshift.report.learning_curve import LearningCurve
 from fewshift.report.results import Adaptation, Inspection, layer_reports
@@ -93,7 +93,7 @@ def adapt(
             f"{chosen.name} adapts to a stream of batches while it predicts: "
             f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
         )
-    with told_to(progress, "adapting"), plan(stages_of(chosen, validate, twice=drop_suspects)):
+    with told_to(progress, "adapting"), plan(looking_first(chosen, stages_of(chosen, validate, twice=drop_suspects))):
         opened = open_target(
             model, support, unlabelled, needs=chosen, loss=loss, preprocess=preprocess, augment=augment,
             classes=classes, shots=shots, head=head, seed=seed, device=device,

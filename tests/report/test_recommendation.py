@@ -13,6 +13,7 @@ from fewshift import Adaptation, Support
 from fewshift.report.recommendation import Advice
 from fewshift.trust.guard import Evidence, decide
 from fewshift.trust.held_out import ImageAnswers
+from fewshift.trust.sanity import Caution, CautionKind
 from fewshift.trust.shift import Shift
 from tests.helpers.networks import make_support, make_tiny
 
@@ -69,6 +70,19 @@ def test_a_class_without_images_is_named():
     said = result(HALF, [True] * 30, unseen=("dog",)).recommendation
     assert said.advice is Advice.CAUTION
     assert "nothing is known about dog" in said.next
+
+
+def test_a_class_without_images_is_named_where_the_old_network_is_kept():
+    said = result(GOOD, GOOD, NEAR, unseen=("dog",)).recommendation
+    assert said.advice is Advice.AGAINST
+    assert said.next == "keep the old network; nothing is known about dog: label some"
+
+
+def test_warnings_are_to_be_read_before_labels_are_checked():
+    known = result(HALF, [True] * 24 + [False] * 6)
+    assert known.recommendation.next == "check 6 labels that look wrong"
+    warned = replace(known, warnings=(Caution(CautionKind.SWAPPED, ("ant", "bee")),))
+    assert warned.recommendation.next == "read the warnings first, and check 6 labels that look wrong"
 
 
 def test_what_was_taken_without_proof_is_never_green():

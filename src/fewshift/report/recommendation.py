@@ -123,7 +123,8 @@ def _next(result: Adaptation) -> str:
         return _kept(result)
     steps = ["deploy"] if not any(caution.serious for caution in result.warnings) else ["read the warnings first"]
     if _many_suspects(result):
-        steps = [f"check {counted(len(result.suspects), 'label')} that look{'s' * (len(result.suspects) == 1)} wrong"]
+        check = f"check {counted(len(result.suspects), 'label')} that look{'s' * (len(result.suspects) == 1)} wrong"
+        steps = [check] if steps == ["deploy"] else [*steps, check]
     if result.evidence.unseen:
         steps.append(f"nothing is known about {_listed(result.evidence.unseen)}: label some")
     if falling := losing(result):
@@ -135,7 +136,9 @@ def _next(result: Adaptation) -> str:
 
 def _kept(result: Adaptation) -> str:
     keep = "keep the old network"
-    gain = result.gain
+    gain, unseen = result.gain, result.evidence.unseen
+    if unseen:
+        return f"{keep}; nothing is known about {_listed(unseen)}: label some"
     if gain is None or not gain.per_class or result.verdict.against:
         return keep
     shift = result.evidence.shift
