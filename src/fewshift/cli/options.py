@@ -79,7 +79,8 @@ PANELS = {  # the group in which help shows an option, by the name of its parame
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 SHORT = {"model": "-m", "weights": "-w", "support": "-s", "delta": "-d", "out": "-o", "workers": "-j"}
 METAVARS: dict[Any, str] = {Path: "PATH", str: "TEXT", int: "N", float: "X"}
-READ = "support sites unlabelled labelled images source delta weights validate folder base".split()
+FOLDERS = ("support", "sites", "unlabelled", "labelled", "images", "source", "validate", "folder")
+READ = (*FOLDERS, "delta", "weights", "base")
 NOT_A_PATH = ("random", "cv", "loo", "none")
 PYPI = "pypi:"
 
