@@ -30,6 +30,7 @@ from fewshift.models.cards import Card, card_of, known_card
 T = TypeVar("T")
 
 MEMORY = 4 * 2**30  # bytes of decoded images that a process keeps
+CORRUPTED = 6  # corrupted domains that a process keeps: three strengths for two networks take turns in a grid
 MOST_DECODERS = 4  # processes; a network on a CPU does not outrun more
 
 
@@ -41,7 +42,7 @@ class Materials:
     load_domain: Callable[[Cell], Domain]
     load_split: Callable[[Cell], SceneSplit | None] = lambda _: None
     _kept: dict[tuple[str, ...], Any] = field(default_factory=dict)
-    _corrupted: tuple[Domain, str, Domain] | None = None  # the newest alone
+    _corrupted: dict[tuple[int, str], Domain] = field(default_factory=dict)  # the newest alone
     _fit: tuple[str, Any] | None = None  # the newest alone: a sweep runs cells that share a fit one after the other
 
     def network(self, cell: Cell) -> nn.Module:
@@ -54,9 +55,12 @@ class Materials:
         clean = self._once(("domain", cell.dataset, cell.target, cell.source), self.load_domain, cell)
         if cell.corruption is None:
             return clean
-        if self._corrupted is None or self._corrupted[0] is not clean or self._corrupted[1] != cell.corruption:
-            self._corrupted = clean, cell.corruption, corrupted(clean, cell.corruption)
-        return self._corrupted[2]
+        key = id(clean), cell.corruption  # the clean domain is kept, so its id stays its own
+        if key not in self._corrupted:
+            while len(self._corrupted) >= CORRUPTED:
+                del self._corrupted[next(iter(self._corrupted))]
+            self._corrupted[key] = corrupted(clean, cell.corruption)
+        return self._corrupted[key]
 
     def scenes(self, cell: Cell) -> SceneSplit | None:
         """The target of a cell with pixel labels; None for image labels."""
