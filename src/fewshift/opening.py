@@ -31,14 +31,14 @@ from fewshift.trust.held_out import INSIDE
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.sanity import Caution, Known, half_way_answers, look_before, source_answers
 
-LOOKING = "looking"  # the stage in which `Opened.checked` asks the network
-LOOK_COST = 4.0  # passes over the support
+ASKING, LOOKING = "asking", "looking"  # the stages of `Opened.checked`
+LOOK_COST = 3.0  # passes over the support
 MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist on
 
 
 def looking_first(method: Method, stages: Sequence[Stage]) -> list[Stage]:
     """The stages of an adaptation, of which one fit costs 1, after a look at the images."""
-    return [Stage(LOOKING, LOOK_COST / method.cost), *stages]
+    return [Stage(ASKING, 1 / method.cost), Stage(LOOKING, LOOK_COST / method.cost), *stages]
 
 
 def blank_images(model: nn.Module, size: int) -> Tensor:
@@ -66,8 +66,10 @@ class Opened:
     def checked(self, *, refuse: bool) -> Opened:
         """The same, with what looks wrong; labels that do not fit the outputs are an error if `refuse`."""
         network, target, card = self.network, self.target, known_card(self.model)
+        with progress.stage(ASKING):
+            answers = source_answers(network, target)
         with progress.stage(LOOKING):
-            answers, half_way = source_answers(network, target), half_way_answers(network, target)
+            half_way = half_way_answers(network, target)
             known = Known(network, target, card, self.preprocess, self.named, answers, half_way)
             return replace(self, cautions=look_before(known, refuse=refuse))
 

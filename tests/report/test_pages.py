@@ -150,6 +150,12 @@ def test_a_rejected_adaptation_says_that_the_source_is_kept_and_why(page_of: Cal
     assert "Use it, undo it" not in words
 
 
+def test_a_command_that_names_a_delta_is_not_given_a_second_one(tmp_path: Path) -> None:
+    origin = {"command": "fewshift adapt -w w.pt -s photos -o site.safetensors", "options": "--weights w.pt"}
+    page = JUDGED["rejected"]().report(tmp_path / "page.html", origin=origin)
+    assert "-o site.safetensors --write-rejected" in page.read_text("utf-8")
+
+
 def test_weak_evidence_is_called_so(page_of: Callable[[str], Page]) -> None:
     assert re.search("Weak evidence.*single image", page_of("weak").words)
     assert "Weak evidence" not in page_of("evidence").words
