@@ -99,7 +99,9 @@ class LabelStore:
     def change(self, image: str, state: str, label: str | None, *, base: int, tab: str) -> Mark:
         """Write down a decision that was made on version `base` of the image's label."""
         if state not in STATES or (state == LABELLED) != (label is not None):
-            raise FewshiftError(f"{state!r} with the label {label!r} is no decision: choose a class, or one of {STATES}")
+            raise FewshiftError(
+                f"{state!r} with the label {label!r} is no decision: choose a class, or one of {STATES}"
+            )
         with self._lock:
             return self._append([(image, state, label, base, {"tab": tab})])[0]
 
