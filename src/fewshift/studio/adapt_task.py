@@ -1,4 +1,4 @@
-"""Adapting in a process of its own: the delta, the report, what both networks say about the other images."""
+"""Adapting in a process of its own: the delta, the report, and the facts that the page shows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import nn
 
 import fewshift
 from fewshift.core._display import byte_size
-from fewshift.images.preprocess import FileSteps, Preprocess
+from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes
 from fewshift.report import cautions, prose, suspects
 from fewshift.report.results import Adaptation
 from fewshift.studio.label_exchange import TABLE, write_table
 from fewshift.studio.parcel import Parcel
 from fewshift.studio.scene_pictures import SHOWN, seen_by
-from fewshift.studio.tasks import LabelledImages, Numbered, Send, answered, telling
+from fewshift.studio.tasks import LabelledImages, Numbered, Send, telling
 
 RESULT, REPORT, SCENES = "result.json", "report.html", "scenes.json"
 
 
 @dataclass(frozen=True)
 class AdaptTask:
-    """Fit the network to the labels, write what came of it into a new folder, and look at the other images."""
+    """Fit the network to the labels, write what came of it into a new folder."""
 
     parcel: Parcel
     labelled: LabelledImages
@@ -36,7 +36,7 @@ class AdaptTask:
     origin: tuple[tuple[str, str], ...] = ()  # for the report
 
     def work(self, send: Send) -> None:
-        """Send ("share", done, then), ("stage", words), ("result", facts), then ("after", numbers, probabilities)."""
+        """Send ("share", done, then), ("stage", words) and ("result", facts)."""
         model, steps = self.parcel.unpacked()
         labelled = self.labelled.opened(steps, self.parcel.classes)
         with telling(send):
@@ -57,8 +57,6 @@ class AdaptTask:
             _draw(model, result, labelled, self.others, draft)
         draft.rename(self.folder)
         send(("result", facts))
-        if not isinstance(labelled, Scenes):
-            self._look(result.candidate, steps, send)
 
     def _write(self, result: Adaptation, facts: dict[str, Any], draft: Path) -> None:
         delta = f"{self.folder.name}.safetensors"
@@ -67,10 +65,6 @@ class AdaptTask:
         if self.labelled.rows:
             write_table(dict(self.labelled.rows), draft / TABLE)  # beside its folder: the paths stay right
         (draft / RESULT).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-
-    def _look(self, network: nn.Module, steps: FileSteps, send: Send) -> None:
-        for numbers, probabilities, _ in answered(network, steps, self.others, send):
-            send(("after", numbers, probabilities))
 
 
 def draft_of(folder: Path) -> Path:

@@ -73,15 +73,15 @@ class Order:
             chosen.append(image)
             self._sought[image] = wanted
             needs[wanted] += 1
-            if not belief[:, :].sum(0).all():
-                break
         return chosen
 
     def _counts(self, labels: Mapping[int, int]) -> Array:
         """(classes,): labels of each class, and one more for each ten images that were looked at in vain for it."""
         found = np.bincount(list(labels.values()), minlength=self._classes).astype(int)
         vain = Counter(wanted for image, wanted in self._sought.items() if labels.get(image, wanted) != wanted)
-        return found + np.array([vain[label] // PATIENCE for label in range(self._classes)], dtype=int)
+        more: Array = np.array([vain[label] // PATIENCE for label in range(self._classes)], dtype=int)
+        counts: Array = found + more
+        return counts
 
 
 def beliefs(probabilities: Array, features: Array, labels: Mapping[int, int]) -> Array:

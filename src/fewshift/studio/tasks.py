@@ -101,6 +101,22 @@ class AnswerTask:
             send(("answers", numbers, probabilities, features))
 
 
+@dataclass(frozen=True)
+class LookTask:
+    """What the adapted network says about images."""
+
+    parcel: Parcel
+    delta: Path
+    images: Numbered
+
+    def work(self, send: Send) -> None:
+        """Send ("after", numbers, probabilities)."""
+        model, steps = self.parcel.unpacked()
+        network = fewshift.apply(model, self.delta)
+        for numbers, probabilities, _ in answered(network, steps, self.images, send):
+            send(("after", numbers, probabilities))
+
+
 def _can_be_read(file: Path, steps: FileSteps) -> bool:
     try:
         read_tensor(file, steps)
@@ -150,7 +166,8 @@ def _reduced(features: Tensor) -> Tensor:
         return features
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(features.shape[1], DIRECTIONS, generator=generator) / DIRECTIONS**0.5
-    return features @ directions
+    reduced: Tensor = features @ directions
+    return reduced
 
 
 # --- labels, and what is measured with them
