@@ -15,7 +15,7 @@ from fewshift.errors import FewshiftError
 from fewshift.studio.adapt_task import REPORT, RESULT, SCENES, draft_of
 
 DECISION, DECISIONS = "decision.json", "decisions.jsonl"
-KEPT, THROWN_AWAY = "kept", "thrown away"
+KEPT, THROWN_AWAY, REPLACED = "kept", "thrown away", "replaced by a newer one"
 LONGEST = 60  # letters of a name
 
 
@@ -95,11 +95,11 @@ def keep(outcome: Outcome, out: Path) -> dict[str, Any]:
     return decision
 
 
-def throw_away(outcome: Outcome, out: Path) -> dict[str, Any]:
+def throw_away(outcome: Outcome, out: Path, why: str = THROWN_AWAY) -> dict[str, Any]:
     """Remove the adaptation, and write down that it was."""
     if outcome.decision is not None:
         raise FewshiftError(f"{outcome.folder.name} was kept: remove {outcome.folder} by hand if it is not wanted")
-    decision = _record(outcome, THROWN_AWAY)
+    decision = _record(outcome, why)
     _append(out, decision)
     shutil.rmtree(outcome.folder)
     return decision

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import in_mode, opened
 
 SIDES = {"small": 240, "large": 1280}  # pixels of the longer side
@@ -72,13 +71,3 @@ def encoded_picture(picture: Image.Image, quality: int = 88) -> SmallPicture:
         return SmallPicture(file.getvalue(), "image/png")
     picture.save(file, "JPEG", quality=quality)
     return SmallPicture(file.getvalue(), "image/jpeg")
-
-
-def picture_or_reason(file: Callable[[], Path], size: str) -> SmallPicture | str:
-    """The picture of a file, or why it cannot be shown."""
-    try:
-        return small_picture(file(), size)
-    except FewshiftError as error:
-        return str(error)
-    except OSError as error:
-        return f"{error.strerror or type(error).__name__}: check the file"
