@@ -17,6 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from fewshift.errors import FewshiftError
 from fewshift.report.remaining import Remaining
 from fewshift.studio.tasks import Task
@@ -28,7 +31,13 @@ PATIENCE = 5.0  # seconds for a process to end
 Hear = Callable[[tuple[Any, ...]], None]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["fewshift.api", "fewshift.studio.adapt_task"])
+PRELOADED = ("fewshift.api", "fewshift.report.pages", "fewshift.studio.adapt_task")
+
+
+def preload(model: nn.Module) -> None:
+    """Let the server of processes import what this network is made of, before the first process starts."""
+    modules = {type(layer).__module__ for layer in model.modules()} - {"__main__"}
+    _context.set_forkserver_preload([*PRELOADED, *sorted(modules)])
 
 
 class Job:
@@ -40,7 +49,9 @@ class Job:
         self.remaining = Remaining()
         self._hear, self._log, self._stopped = hear, log, False
         receiver, sender = _context.Pipe(duplex=False)
-        self._process = _context.Process(target=_run, args=(task, sender), daemon=True, name=f"fewshift {what}")
+        self._process = _context.Process(
+            target=_run, args=(task, sender, torch.get_num_threads()), daemon=True, name=f"fewshift {what}"
+        )
         self._process.start()
         sender.close()
         self._thread = threading.Thread(target=self._listen, args=(receiver,), daemon=True)
@@ -126,11 +137,12 @@ def _cause(code: int) -> str:
     return f"its process ended with {name}: try again"
 
 
-def _run(task: Task, connection: Connection) -> None:
+def _run(task: Task, connection: Connection, threads: int) -> None:
     """The work of the process; whatever goes wrong is sent as a message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then stops this
     with suppress(OSError):
         os.nice(POLITE)
+    torch.set_num_threads(threads)
     try:
         task.work(connection.send)
     except BrokenPipeError:

@@ -117,7 +117,10 @@ class _Pages:
         labels = request.query_params.get("labels") == "1"
         made = await run_in_threadpool(self._made, number, size, labels)
         if isinstance(made, str):
-            return PlainTextResponse(made, 422)
+            content = (STATIC / "unreadable.svg").read_bytes()  # an error would only fill the browser's console
+            return Response(
+                content, media_type="image/svg+xml", headers={"Cache-Control": "no-store", "X-Unreadable": "1"}
+            )
         return Response(made.content, media_type=made.kind, headers={"Cache-Control": "private, max-age=3600"})
 
     def _made(self, number: int, size: str, labels: bool) -> SmallPicture | str:

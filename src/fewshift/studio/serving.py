@@ -91,6 +91,13 @@ class Studio:
         ready.wait(STARTING)
         return self
 
+    def written(self, form: str) -> Path:
+        """Write the labels as "csv", "label-studio", "folders" or "links", and close; nothing is served."""
+        try:
+            return self.bench.write_labels(form)
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Stop serving and everything that runs in the background; labels are on disk already."""
         self._server.should_exit = True

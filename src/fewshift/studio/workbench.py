@@ -19,6 +19,7 @@ from fewshift.images.preprocess import FileSteps
 from fewshift.studio import decisions, label_exchange
 from fewshift.studio.answers import Answers
 from fewshift.studio.gallery import Gallery, GalleryImage
+from fewshift.studio.job import preload
 from fewshift.studio.labels_store import LABELLED, NONE, OPEN, SKIPPED, LabelStore
 from fewshift.studio.opening_studio import opened_outputs, opened_scenes
 from fewshift.studio.order import Order
@@ -53,6 +54,7 @@ class Workbench:
         self.scenes = opened_scenes(self.gallery, self.steps, names)
         self.classes = names if self.scenes is None else self.scenes.classes
         self.network = card.arch or type(model).__name__
+        preload(model)
         self.parcel = Parcel.of(model, self.steps, self.classes)
         self.store = LabelStore(self.out)
         try:

@@ -39,7 +39,7 @@ function summary() {
   const list = (names) => names.length > 6 ? `${names.slice(0, 6).join(", ")} and ${names.length - 6} more` : names.join(", ");
   const lines = [element("p", { class: "lead" }, total ? `${counted(total, "label")} in ${counted(classes.length - missing.length, "class", "classes")}.` : "There are no labels yet.")];
   if (missing.length && total) lines.push(element("p", {}, `Without a label: ${list(missing)}. Nothing will be known about ${missing.length === 1 ? "it" : "them"}.`));
-  if (few.length) lines.push(element("p", { class: "soft" }, `Fewer than ${wanted}: ${list(few)}. More labels make the evidence stronger.`));
+  if (few.length) lines.push(element("p", { class: "soft" }, `${few.length === classes.length ? `Every class has fewer than ${wanted}` : `Fewer than ${wanted}: ${list(few)}`}. More labels make the evidence stronger.`));
   return element("section", {}, ...lines);
 }
 

@@ -24,14 +24,17 @@ function ticks(low, high, most = 6) {
   return found;
 }
 
+// a picture as wide as it will be shown, so that its letters keep their size
+const broad = () => Math.min(560, document.documentElement.clientWidth - 60);
+
 export function interval(gain) {
-  const width = 560, height = 96, left = 20, right = 540, line = 44;
+  const width = broad(), height = 96, left = 20, right = width - 20, line = 44;
   const reach = Math.max(5, Math.abs(gain.low), Math.abs(gain.high)) * 1.12;
   const low = Math.min(-reach * 0.25, gain.low * 1.12), high = Math.max(reach * 0.25, gain.high * 1.12);
   const at = (points) => left + (right - left) * (points - low) / (high - low);
   const picture = canvas(width, height, `The true change is probably between ${signed(gain.low)} and ${signed(gain.high)} points; the best guess is ${signed(gain.point)}.`);
   picture.append(shape("line", { class: "axis", x1: left, x2: right, y1: line + 22, y2: line + 22 }));
-  for (const tick of ticks(low, high)) {
+  for (const tick of ticks(low, high, width < 400 ? 4 : 6)) {
     picture.append(shape("line", { class: "axis", x1: at(tick), x2: at(tick), y1: line + 22, y2: line + 27 }), shape("text", { class: "tick", x: at(tick), y: line + 42 }, signed(tick)));
   }
   picture.append(shape("line", { class: "zero", x1: at(0), x2: at(0), y1: 10, y2: line + 22 }));
@@ -43,7 +46,7 @@ export function interval(gain) {
 }
 
 export function curve(facts) {
-  const width = 560, height = 260, left = 44, right = 540, top = 16, bottom = 210;
+  const width = broad(), height = 260, left = 44, right = width - 20, top = 16, bottom = 210;
   const points = facts.points;
   const values = points.flatMap((point) => [point.lowest, point.highest, point.mean, 0]);
   let low = Math.min(...values), high = Math.max(...values);

@@ -234,7 +234,9 @@ function drawBars() {
   });
   const focused = bars.contains(document.activeElement) ? [...bars.children].indexOf(document.activeElement) : -1;
   bars.replaceChildren(...rows);
-  bars.classList.toggle("many", studio.facts.classes.length > MANY);
+  const { classes } = studio.facts;
+  bars.classList.toggle("many", classes.length > MANY);
+  bars.classList.toggle("pairs", classes.length > 6 && classes.every((name) => name.length <= 12));
   bars.children[focused]?.focus();
 }
 

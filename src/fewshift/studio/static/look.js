@@ -120,13 +120,14 @@ function fill(item, row, place) {
   if (item.dataset.drawn === state) return;
   const words = `${row.name}: ${spoken(row)}`;
   const old = item.querySelector("img, .broken");
-  const shown = old && item.dataset.labels === String(view.labels) ? old : picture(row, "small", "", { lazy: true, labels: row.scene && view.labels });
+  const shape = `${view.labels} ${Boolean(row.broken)}`;
+  const shown = old && item.dataset.shape === shape ? old : picture(row, "small", "", { lazy: true, labels: row.scene && view.labels });
   const open = () => { focus = place; if (!studio.facts.pixels) go("label", { number: row.number }); else enlarge(row); };
   const tile = element("button", { type: "button", class: "tile", tabindex: place === focus ? 0 : -1, "aria-label": words, onclick: open,
     onfocus: () => { focus = place; } }, element("span", { class: "frame" }, shown), caption(row));
   item.className = row.broken ? "unreadable" : row.state.replaceAll(" ", "-");
   item.dataset.drawn = state;
-  item.dataset.labels = String(view.labels);
+  item.dataset.shape = shape;
   const focused = item.contains(document.activeElement);
   item.replaceChildren(tile);
   if (focused) tile.focus();

@@ -50,8 +50,12 @@ export function tell(name, facts = {}) {
 export const tab = sessionStorage.getItem("tab") ?? crypto.randomUUID();
 sessionStorage.setItem("tab", tab);
 
+let silence;
 export function say(words) {
-  document.getElementById("status").textContent = words;
+  const status = document.getElementById("status");
+  status.textContent = words;
+  clearTimeout(silence);
+  silence = setTimeout(() => { status.textContent = ""; }, 4000);
 }
 
 export function warn(sentence) {
@@ -81,15 +85,13 @@ export function duration(seconds) {
 }
 
 export function picture(image, size, words, options = {}) {
+  if (image.broken) {
+    return element("span", { class: "broken", role: "img", "aria-label": `${words} cannot be read` }, element("b", {}, "cannot be read"),
+      size === "large" ? element("small", {}, capital(image.broken)) : null);
+  }
   const address = `/picture/${image.number}?size=${size}${options.labels ? "&labels=1" : ""}`;
   const shown = element("img", { src: address, alt: words, loading: options.lazy ? "lazy" : null, decoding: "async" });
-  const pixelated = () => shown.classList.toggle("tiny", shown.naturalWidth > 0 && shown.naturalWidth <= 128);
-  shown.addEventListener("load", pixelated);
-  shown.addEventListener("error", () => {
-    const sentence = image.broken ?? "this image cannot be read";
-    shown.replaceWith(element("span", { class: "broken", role: "img", "aria-label": `${words}: cannot be read` },
-      element("b", {}, "cannot be read"), size === "large" ? element("small", {}, sentence) : null));
-  });
+  shown.addEventListener("load", () => shown.classList.toggle("tiny", shown.naturalWidth <= 128));
   return shown;
 }
 
