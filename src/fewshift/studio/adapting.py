@@ -222,6 +222,7 @@ class Adaptations:
             "jobs": jobs,
             "curve": curve.result if curve is not None and curve.state == DONE else None,
             "outcome": None if self.outcome is None else self.outcome.folder.name,
+            "undecided": self.outcome is not None and self.outcome.decision is None,
             "looked_at": len(self._after),
         }
 

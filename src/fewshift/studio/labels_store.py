@@ -118,10 +118,13 @@ class LabelStore:
             if last is None:
                 return None
             image = str(last["image"])
-            of_image = (event for event in self._events if event["image"] == image)
+            of_image = [event for event in self._events if event["image"] == image]
+            if any(event["tab"] != tab for event in of_image if event["version"] > last["version"]):
+                raise ConflictError(image, self._marks[image])
             earlier = [event for event in of_image if event["version"] < last["version"]]
             state, label = (earlier[-1]["state"], earlier[-1]["label"]) if earlier else (OPEN, None)
-            self._append([(image, state, label, last["version"], {"tab": tab, "undoes": last["version"]})])
+            base = self._marks[image].version
+            self._append([(image, state, label, base, {"tab": tab, "undoes": last["version"]})])
             return image
 
     def take_in(self, labels: Mapping[str, str], source: str) -> int:

@@ -38,7 +38,7 @@ function mark() {
   const jobs = studio.pulse.work.jobs;
   const busy = jobs.adapt?.state === "running";
   document.querySelector("[data-step=adapt]").classList.toggle("busy", busy);
-  document.querySelector("[data-step=decide]").classList.toggle("ready", studio.pulse.work.outcome !== null);
+  document.querySelector("[data-step=decide]").classList.toggle("ready", studio.pulse.work.undecided);
 }
 
 export function go(step, facts) {
