@@ -14,8 +14,8 @@ import torch
 import fewshift
 from fewshift.cli import console
 from fewshift.cli.console import progress_bar
-from fewshift.report.remaining import Remaining
 from fewshift.core import _progress as progress
+from fewshift.report.remaining import Remaining
 from tests.helpers.commands import network_options
 from tests.helpers.networks import make_support, make_tiny
 

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -94,13 +95,7 @@ class Guard:
             return
         refusal = self._refusal(scope)
         answer: ASGIApp = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0])
-        bounded = _Bounded(receive, self.most)
-        try:
-            await answer(scope, bounded, _with_headers(send))
-        except _TooLargeError:
-            await PlainTextResponse(f"a request has at most {self.most} bytes", 413)(
-                scope, receive, _with_headers(send)
-            )
+        await answer(scope, _Bounded(receive, self.most), _with_headers(send))
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = Headers(scope=scope)
@@ -132,22 +127,18 @@ class Guard:
         return None
 
 
-class _TooLargeError(Exception):
-    """More came than was announced."""
-
-
 class _Bounded:
     """Counts what a request brings."""
 
     def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._left = receive, most
+        self._receive, self._most, self._left = receive, most, most
 
     async def __call__(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
-                raise _TooLargeError
+                raise HTTPException(413, f"a request has at most {self._most} bytes")  # more than was announced
         return message
 
 

@@ -8,6 +8,7 @@ const MANY = 10; // classes, from which on there is a search box
 const HERE = "image"; // what a reload goes on with
 
 let studio, keys, current = null, queue = [], sending = 0, counts = {}, filter = "", filling = null, ended = false;
+const decided = new Set(); // images that a late answer must not bring back
 let mode = sessionStorage.getItem("mode") ?? "spread";
 let stage, side, bars, search, foot;
 
@@ -97,13 +98,15 @@ async function choose(state, label = null) {
   if (image.label) counts[image.label] -= 1;
   if (label) counts[label] += 1;
   sending += 1;
+  decided.add(image.number);
   const words = label ? `${image.name} is ${label}` : `${image.name}: ${state}`;
-  advance(image);
+  advance();
   try {
     await tell("mark", { number: image.number, state, label, base: image.version, tab });
     say(`${words}: saved on disk`);
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
+    decided.delete(image.number);
     if (label) counts[label] -= 1;
     if (image.label) counts[image.label] += 1;
     warn(`${words}: not saved. ${capital(error.message)}`);
@@ -122,6 +125,7 @@ async function undo() {
   try {
     const image = await tell("undo", { tab });
     if (image === null) return say("there is nothing to undo");
+    decided.delete(image.number);
     counts = { ...(await ask("pulse")).counts };
     if (current && current.number !== image.number) queue.unshift(current);
     queue = queue.filter((waiting) => waiting.number !== image.number);
@@ -144,11 +148,11 @@ function change(to) {
   fill();
 }
 
-function advance(done = null) {
+function advance() {
   current = queue.shift() ?? null;
   if (current === null) {
     stage.replaceChildren();
-    fill().then(() => {
+    fill().then(() => queue.length ? null : fill()).then(() => {
       if (current !== null) return;
       current = queue.shift() ?? null;
       ended = current === null;
@@ -157,18 +161,18 @@ function advance(done = null) {
     return;
   }
   draw();
-  fill(done);
+  fill();
 }
 
-async function fill(done = null) {
+async function fill() {
   if (filling) return filling;
-  const without = [current, done, ...queue].filter(Boolean).map((image) => image.number);
   if (queue.length >= AHEAD - 1) return;
+  const without = [current, ...queue].filter(Boolean).map((image) => image.number);
   filling = ask("next", { tab, mode, count: AHEAD - queue.length, without: without.join(",") });
   const asked = mode;
   try {
     const images = await filling;
-    const present = new Set([current?.number, ...queue.map((image) => image.number)]);
+    const present = new Set([current?.number, ...queue.map((image) => image.number), ...decided]);
     if (asked === mode) queue.push(...images.filter((image) => !present.has(image.number)));
     for (const image of queue) new Image().src = `/picture/${image.number}?size=large`; // there before it is shown
   } catch (error) {
