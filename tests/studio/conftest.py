@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import fewshift
-from fewshift.studio.answers import Answers
+from fewshift.studio.answers import NetworkAnswers
 from fewshift.studio.serving import Studio
 from fewshift.studio.workbench import Workbench
 from tests.helpers.studio import Client, write_digits
@@ -44,6 +44,6 @@ def quiet_studio(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -
     (place / "photos" / "link.png").symlink_to(place / "secret.png")
     (place / "photos" / "noise.png").write_bytes(b"no picture")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Answers, "start", lambda self: None)
+        patch.setattr(NetworkAnswers, "start", lambda self: None)
         with Studio(network, place / "photos", seed=0) as studio:
             yield Client(studio)

@@ -12,7 +12,7 @@ import numpy as np
 from fewshift.errors import FewshiftError
 from fewshift.studio import decisions
 from fewshift.studio.adapt_task import AdaptTask
-from fewshift.studio.decisions import Outcome
+from fewshift.studio.decisions import AdaptationFolder
 from fewshift.studio.job import DONE, RUNNING, Job
 from fewshift.studio.opening_studio import labelled_scenes
 from fewshift.studio.tasks import EXPORT, CurveTask, ExportTask, LabelledImages, LookTask
@@ -54,7 +54,7 @@ class Adaptations:
         self._after: dict[int, Array] = {}
         self._folder: Path | None = None  # of the adaptation that runs
         self.version_adapted = 0  # of the labels
-        self.outcome: Outcome | None = decisions.last_outcome(bench.out)
+        self.outcome: AdaptationFolder | None = decisions.last_outcome(bench.out)
         if self.outcome is not None and self.outcome.decision is None:
             self._look()
 
@@ -153,7 +153,7 @@ class Adaptations:
 
     # --- deciding
 
-    def need_outcome(self) -> Outcome:
+    def need_outcome(self) -> AdaptationFolder:
         """The adaptation to decide about, or one sentence."""
         if self.outcome is None:
             raise FewshiftError("there is no adaptation to decide about: adapt first")

@@ -17,7 +17,7 @@ from fewshift.studio.tasks import FIRST, AnswerTask
 Array = np.ndarray[Any, Any]
 
 
-class Answers:
+class NetworkAnswers:
     """Probabilities and features of the images that were answered, and why others cannot be."""
 
     def __init__(self, parcel: Parcel, gallery: Gallery) -> None:

@@ -20,7 +20,7 @@ LONGEST = 60  # letters of a name
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AdaptationFolder:
     """The folder of an adaptation that came to its end."""
 
     folder: Path
@@ -75,18 +75,18 @@ def clear_drafts(out: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def last_outcome(out: Path) -> Outcome | None:
+def last_outcome(out: Path) -> AdaptationFolder | None:
     """The newest adaptation in a folder."""
     results = sorted(out.glob(f"*/{RESULT}"), key=lambda file: file.stat().st_mtime_ns)
     return opened_outcome(results[-1].parent) if results else None
 
 
-def opened_outcome(folder: Path) -> Outcome:
+def opened_outcome(folder: Path) -> AdaptationFolder:
     """An adaptation that came to its end."""
-    return Outcome(folder, json.loads((folder / RESULT).read_text("utf-8")))
+    return AdaptationFolder(folder, json.loads((folder / RESULT).read_text("utf-8")))
 
 
-def keep(outcome: Outcome, out: Path) -> dict[str, Any]:
+def keep(outcome: AdaptationFolder, out: Path) -> dict[str, Any]:
     """Write down that the delta is kept, and on what grounds."""
     decision = _record(outcome, KEPT)
     with whole(outcome.folder / DECISION) as draft:
@@ -95,7 +95,7 @@ def keep(outcome: Outcome, out: Path) -> dict[str, Any]:
     return decision
 
 
-def throw_away(outcome: Outcome, out: Path, why: str = THROWN_AWAY) -> dict[str, Any]:
+def throw_away(outcome: AdaptationFolder, out: Path, why: str = THROWN_AWAY) -> dict[str, Any]:
     """Remove the adaptation, and write down that it was."""
     if outcome.decision is not None:
         raise FewshiftError(f"{outcome.folder.name} was kept: remove {outcome.folder} by hand if it is not wanted")
@@ -105,7 +105,7 @@ def throw_away(outcome: Outcome, out: Path, why: str = THROWN_AWAY) -> dict[str,
     return decision
 
 
-def save_report(outcome: Outcome, out: Path) -> Path:
+def save_report(outcome: AdaptationFolder, out: Path) -> Path:
     """A copy of the report that stays, whatever is decided."""
     target = out / f"{outcome.folder.name}-report.html"
     with whole(target) as draft:
@@ -113,7 +113,7 @@ def save_report(outcome: Outcome, out: Path) -> Path:
     return target
 
 
-def _record(outcome: Outcome, decision: str) -> dict[str, Any]:
+def _record(outcome: AdaptationFolder, decision: str) -> dict[str, Any]:
     facts = outcome.facts
     return {
         "decision": decision,

@@ -22,7 +22,7 @@ from torch import nn
 
 from fewshift.errors import FewshiftError
 from fewshift.report.remaining import Remaining
-from fewshift.studio.tasks import Task
+from fewshift.studio.tasks import StudioTask
 
 RUNNING, DONE, FAILED, STOPPED = "running", "done", "failed", "stopped"
 POLITE = 5  # how much less urgent than the page a task is
@@ -43,7 +43,7 @@ def preload(model: nn.Module) -> None:
 class Job:
     """One task under way, or what became of it."""
 
-    def __init__(self, what: str, task: Task, hear: Hear | None = None, log: Path | None = None) -> None:
+    def __init__(self, what: str, task: StudioTask, hear: Hear | None = None, log: Path | None = None) -> None:
         self.what, self.state, self.sentence, self.stage = what, RUNNING, "", ""
         self.result: dict[str, Any] | None = None
         self.remaining = Remaining()
@@ -137,7 +137,7 @@ def _cause(code: int) -> str:
     return f"its process ended with {name}: try again"
 
 
-def _run(task: Task, connection: Connection, threads: int) -> None:
+def _run(task: StudioTask, connection: Connection, threads: int) -> None:
     """The work of the process; whatever goes wrong is sent as a message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then stops this
     with suppress(OSError):

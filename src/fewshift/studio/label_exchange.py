@@ -64,10 +64,11 @@ def read_labels(source: str | Path, gallery: Gallery, classes: Sequence[str]) ->
     return TakenIn(labels, elsewhere)
 
 
-def folder_classes(source: str | Path) -> tuple[str, ...]:
-    """The classes that labels name, sorted: what a network's outputs are called where nothing else says it."""
+def class_names_in(source: str | Path) -> tuple[str, ...] | None:
+    """The names of classes in labels, sorted, for outputs that have no names, as `adapt` takes them; None if all are numbers."""
     rows = read_label_list(source).rows if is_label_list(source) else _folder_rows(Path(source))
-    return tuple(sorted({label for _, label in rows}))
+    names = {label for _, label in rows}
+    return None if all(name.isdecimal() for name in names) else tuple(sorted(names))
 
 
 def _folder_rows(root: Path) -> list[tuple[Path, str]]:

@@ -26,7 +26,7 @@ STATES = (OPEN, LABELLED, SKIPPED, NONE)
 
 
 @dataclass(frozen=True)
-class Mark:
+class ImageMark:
     """What was decided about an image, and the version of the journal that says so; 0 before any."""
 
     state: str = OPEN
@@ -37,7 +37,7 @@ class Mark:
 class ConflictError(FewshiftError):
     """A change that was made on an older version of the image's label."""
 
-    def __init__(self, image: str, current: Mark) -> None:
+    def __init__(self, image: str, current: ImageMark) -> None:
         super().__init__(f"the label of {image} was changed elsewhere: look at it again")
         self.image, self.current = image, current
 
@@ -54,7 +54,7 @@ class LabelStore:
             self.path = self.folder / JOURNAL
             self._lock = threading.Lock()
             self._events: list[dict[str, Any]] = []
-            self._marks: dict[str, Mark] = {}
+            self._marks: dict[str, ImageMark] = {}
             self._read()
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             _sync_folder(self.folder)
@@ -78,14 +78,14 @@ class LabelStore:
         return int(self._events[-1]["version"]) if self._events else 0
 
     @property
-    def marks(self) -> Mapping[str, Mark]:
+    def marks(self) -> Mapping[str, ImageMark]:
         """What was decided about each image that was decided on."""
         with self._lock:
             return dict(self._marks)
 
-    def mark(self, image: str) -> Mark:
+    def mark(self, image: str) -> ImageMark:
         """What was decided about an image."""
-        return self._marks.get(image, Mark())
+        return self._marks.get(image, ImageMark())
 
     def labels(self) -> dict[str, str]:
         """The class of every labelled image, in the order of their names."""
@@ -96,7 +96,7 @@ class LabelStore:
         """The images that were decided on after a version."""
         return list(dict.fromkeys(str(event["image"]) for event in self._events if event["version"] > version))
 
-    def change(self, image: str, state: str, label: str | None, *, base: int, tab: str) -> Mark:
+    def change(self, image: str, state: str, label: str | None, *, base: int, tab: str) -> ImageMark:
         """Write down a decision that was made on version `base` of the image's label."""
         if state not in STATES or (state == LABELLED) != (label is not None):
             raise FewshiftError(
@@ -134,11 +134,11 @@ class LabelStore:
             self._append([(image, LABELLED, label, 0, {"tab": "", "from": source}) for image, label in new.items()])
             return len(new)
 
-    def _append(self, changes: Iterable[tuple[str, str, str | None, int, dict[str, Any]]]) -> list[Mark]:
+    def _append(self, changes: Iterable[tuple[str, str, str | None, int, dict[str, Any]]]) -> list[ImageMark]:
         """Write lines, wait for the disk, and only then know about them."""
         events: list[dict[str, Any]] = []
         for image, state, label, base, more in changes:
-            current = self._marks.get(image, Mark())
+            current = self._marks.get(image, ImageMark())
             if base != current.version:
                 raise ConflictError(image, current)
             events.append(
@@ -177,8 +177,8 @@ class LabelStore:
                 ) from error
 
 
-def _mark(event: Mapping[str, Any]) -> Mark:
-    return Mark(str(event["state"]), event["label"], int(event["version"]))
+def _mark(event: Mapping[str, Any]) -> ImageMark:
+    return ImageMark(str(event["state"]), event["label"], int(event["version"]))
 
 
 def _write_all(file: int, content: bytes) -> None:

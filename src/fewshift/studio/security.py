@@ -4,7 +4,7 @@
 - The address that is opened has a random token; the answer to it sets a cookie (HttpOnly, SameSite=Strict).
 - `Host` has to be this server's: a name that someone else points at 127.0.0.1 is refused.
 - What changes something has to come from the page itself (`Origin`), as JSON, and is bounded in size.
-- Answers forbid other sites to frame, sniff or script them.
+- NetworkAnswers forbid other sites to frame, sniff or script them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ EXPORT = "fewshift:export"
 NO_EXPORT = 'this installation cannot write ONNX: pip install "fewshift[onnx]"'
 
 
-class Task(Protocol):
+class StudioTask(Protocol):
     """Work for a process of its own."""
 
     def work(self, send: Send) -> None:

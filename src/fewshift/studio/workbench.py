@@ -17,7 +17,7 @@ from fewshift.core._arguments import checked_model, checked_names
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import FileSteps
 from fewshift.studio import decisions, label_exchange
-from fewshift.studio.answers import Answers
+from fewshift.studio.answers import NetworkAnswers
 from fewshift.studio.gallery import Gallery, GalleryImage
 from fewshift.studio.job import preload
 from fewshift.studio.labels_store import LABELLED, NONE, OPEN, SKIPPED, LabelStore
@@ -49,7 +49,7 @@ class Workbench:
         card, chosen = known_card(checked_model(model)), checked_names(classes)
         names = chosen or card.classes
         if names is None and labels is not None and self.gallery.scenes is None:
-            names = label_exchange.folder_classes(labels)
+            names = label_exchange.class_names_in(labels)
         self.steps, names = opened_outputs(model, preprocess, names, self.gallery)
         self.scenes = opened_scenes(self.gallery, self.steps, names)
         self.classes = names if self.scenes is None else self.scenes.classes
@@ -63,7 +63,7 @@ class Workbench:
             self.store.close()
             raise
         decisions.clear_drafts(self.out)
-        self.answers = Answers(self.parcel, self.gallery)
+        self.answers = NetworkAnswers(self.parcel, self.gallery)
         self.order = Order(len(self.classes), seed)
         self._offered: dict[int, tuple[str, float]] = {}
         self._lock = threading.Lock()
