@@ -65,7 +65,7 @@ def read_labels(source: str | Path, gallery: Gallery, classes: Sequence[str]) ->
 
 
 def class_names_in(source: str | Path) -> tuple[str, ...] | None:
-    """The names of classes in labels, sorted, for outputs that have no names, as `adapt` takes them; None if all are numbers."""
+    """The classes in labels, sorted: what outputs without names are called, as in `adapt`; None if all are numbers."""
     rows = read_label_list(source).rows if is_label_list(source) else _folder_rows(Path(source))
     names = {label for _, label in rows}
     return None if all(name.isdecimal() for name in names) else tuple(sorted(names))
