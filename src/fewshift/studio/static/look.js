@@ -16,7 +16,7 @@ export function show(place, given) {
   shift = element("section", { class: "shift", "aria-label": "Do the images differ from those of training?" });
   grid = element("ul", { class: "grid", "aria-label": "Images" });
   pager = element("div", { class: "pager" });
-  place.replaceChildren(shift, filters(), grid, pager);
+  place.replaceChildren(shift, filters(), ...(studio.facts.pixels ? [legend()] : []), grid, pager);
   drawShift();
   load();
 }
@@ -180,6 +180,14 @@ function filters() {
     load();
   }, { class: "quiet" });
   return element("div", { class: "filters" }, ...parts, search, again);
+}
+
+function legend() {
+  return element("ul", { class: "legend", "aria-label": "Classes" }, ...studio.facts.classes.map((name, place) => {
+    const colour = element("i", { "aria-hidden": "true" });
+    colour.style.background = `rgb(${studio.facts.palette[place].join(" ")})`;
+    return element("li", {}, colour, name);
+  }));
 }
 
 function overlaySwitch() {

@@ -49,7 +49,8 @@ export function go(step, facts) {
 }
 
 function show() {
-  const step = location.hash.slice(1) in STEPS ? location.hash.slice(1) : "look";
+  const asked = location.hash.slice(1);
+  const step = asked in STEPS && !(asked === "label" && studio.facts.pixels) ? asked : "look";
   if (studio.step) STEPS[studio.step].leave?.();
   studio.step = step;
   for (const link of document.querySelectorAll("nav a")) {
