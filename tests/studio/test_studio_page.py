@@ -91,8 +91,7 @@ class Visitor:
 
     def shot(self, name: str) -> None:
         if SHOTS:
-            self.page.evaluate("document.getElementById('status').textContent = ''")
-            self.page.wait_for_timeout(400)
+            self.page.wait_for_timeout(400)  # what moves comes to rest
             self.page.screenshot(path=Path(SHOTS) / f"studio-{name}.png")
 
 
@@ -101,13 +100,13 @@ def served(
     network: nn.Module, tmp_path_factory: pytest.TempPathFactory, browser: Browser
 ) -> Iterator[tuple[Studio, Path]]:
     """A studio on an empty folder; a folder of digits is ready to be copied there."""
-    place = tmp_path_factory.mktemp("page")
+    place, here = tmp_path_factory.mktemp("page"), Path.cwd()
     (place / "camera-7").mkdir()
-    studio = Studio(
-        network, place / "camera-7", seed=0, options={"seed": 0}, exporter="tests.helpers.studio:fake_export"
-    )
+    os.chdir(place)  # so that the page shows short paths
+    studio = Studio(network, "camera-7", seed=0, options={"seed": 0}, exporter="tests.helpers.studio:fake_export")
     with studio:
         yield studio, place / "camera-7"
+    os.chdir(here)
 
 
 @pytest.fixture
@@ -190,6 +189,9 @@ def adapt_to_labels(visitor: Visitor) -> dict[str, Any]:
     page.fill("#place-name", "Camera 7, hall B")
     page.click("button:has-text('Adapt the network')")
     page.wait_for_selector("[role=progressbar]")
+    page.wait_for_selector(f"text={len(visitor.studio.bench.store.labels())} labels in 10 classes")
+    if SHOTS:
+        page.wait_for_function("() => document.querySelector('.progress').getAttribute('aria-valuenow') > 10")
     visitor.shot("adapt")
     page.wait_for_selector(".verdict")
     file = visitor.studio.bench.out / "Camera-7-hall-B" / "result.json"

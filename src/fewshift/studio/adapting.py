@@ -73,7 +73,7 @@ class Adaptations:
         """Begin to adapt to the labels that there are."""
         with self._lock:
             self._stop("look", "curve", "export")
-            self._folder = decisions.new_folder(self.bench.out, name or self.bench.gallery.folder.absolute().name)
+            self._folder = decisions.new_folder(self.bench.out, name or self.bench.gallery.folder.name)
             others = [] if self.bench.scenes is None else self.bench.without_label()
             task = AdaptTask(
                 self.bench.parcel,

@@ -29,9 +29,9 @@ class Gallery:
     """All images below a folder. A number stays with its file, also when the folder is looked through again."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise FewshiftError(f"no such folder {self.folder}: check the path")
+        if not Path(folder).is_dir():
+            raise FewshiftError(f"no such folder {folder}: check the path")
+        self.folder = Path(folder).absolute()  # other processes may be at another place
         self.scenes: Pairing | None = scene_layout(self.folder)  # where pixels have labels
         self.root = images_below(self.folder)
         self._real = self.root.resolve()

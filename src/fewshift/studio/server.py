@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -163,8 +164,9 @@ class _Questions:
     def studio(self, asked: dict[str, str]) -> dict[str, Any]:
         bench = self._bench
         return {
-            "folder": str(bench.gallery.folder),
-            "out": str(bench.out),
+            "folder": _from_here(bench.gallery.folder),
+            "out": _from_here(bench.out),
+            "name": bench.gallery.folder.name,
             "network": bench.network,
             "classes": list(bench.classes),
             "wanted": WANTED,
@@ -213,6 +215,12 @@ class _Questions:
         if not 0 <= number < len(self._bench.gallery):
             raise IndexError(number)
         return number
+
+
+def _from_here(path: Path) -> str:
+    """A path as a person at the terminal would write it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path != here and path.is_relative_to(here) else str(path)
 
 
 class _Changes:

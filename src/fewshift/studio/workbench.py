@@ -235,7 +235,7 @@ class Workbench:
 
 def _checked_out(images: Path, out: str | Path | None) -> Path:
     """Where labels and adaptations go: beside the images, never among them."""
-    place = images.absolute().with_name(f"{images.absolute().name}-studio") if out is None else Path(out)
+    place = images.with_name(f"{images.name}-studio") if out is None else Path(out).absolute()
     if place.exists() and not place.is_dir():
         raise FewshiftError(f"{place} is not a folder: choose another with --out (out=)")
     if place.resolve().is_relative_to(images.resolve()):

@@ -5,17 +5,18 @@ import { go } from "/static/main.js";
 
 const FORMS = [["csv", "CSV"], ["label-studio", "Label Studio"], ["folders", "Class folders"], ["links", "Class folders of links"]];
 
-let studio, box, job, name, helping, seen;
+let studio, box, facts, job, name, helping, seen;
 
 export function show(place, given) {
   studio = given;
   box = element("section", { class: "job", "aria-label": "Adaptation" });
-  const last = studio.facts.folder.replace(/[/\\]+$/, "").split(/[/\\]/).pop();
-  name = element("input", { type: "text", value: name?.value ?? last, maxlength: 60, id: "place-name", autocomplete: "off" });
+  facts = element("section", { "aria-label": "Labels" });
+  name = element("input", { type: "text", value: name?.value ?? studio.facts.name, maxlength: 60, id: "place-name", autocomplete: "off" });
   helping = element("input", { type: "checkbox", checked: helping?.checked ?? false, id: "helping" });
   job = undefined;
-  place.replaceChildren(element("div", { class: "column" }, summary(), box, ...(studio.facts.pixels ? [] : [forms()])));
+  place.replaceChildren(element("div", { class: "column" }, facts, box, ...(studio.facts.pixels ? [] : [forms()])));
   seen = studio.pulse.work.jobs.adapt?.state;
+  summarise();
   draw();
 }
 
@@ -27,11 +28,12 @@ export function pulse() {
     return go("decide");
   }
   seen = state;
+  summarise();
   draw();
 }
 
-function summary() {
-  if (studio.facts.pixels) return element("p", { class: "lead" }, "Adapt to the labels of pixels that lie beside the images.");
+function summarise() {
+  if (studio.facts.pixels) return facts.replaceChildren(element("p", { class: "lead" }, "Adapt to the labels of pixels that lie beside the images."));
   const { counts } = studio.pulse, { classes, wanted } = studio.facts;
   const total = Object.values(counts).reduce((sum, count) => sum + count, 0);
   const missing = classes.filter((each) => counts[each] === 0);
@@ -40,7 +42,7 @@ function summary() {
   const lines = [element("p", { class: "lead" }, total ? `${counted(total, "label")} in ${counted(classes.length - missing.length, "class", "classes")}.` : "There are no labels yet.")];
   if (missing.length && total) lines.push(element("p", {}, `Without a label: ${list(missing)}. Nothing will be known about ${missing.length === 1 ? "it" : "them"}.`));
   if (few.length) lines.push(element("p", { class: "soft" }, `${few.length === classes.length ? `Every class has fewer than ${wanted}` : `Fewer than ${wanted}: ${list(few)}`}. More labels make the evidence stronger.`));
-  return element("section", {}, ...lines);
+  facts.replaceChildren(...lines);
 }
 
 function form() {
@@ -72,7 +74,8 @@ async function begin() {
 function draw() {
   const now = studio.pulse.work.jobs.adapt;
   if (now?.state !== "running") {
-    const key = `${now?.state} ${now?.sentence}`;
+    const labels = Object.values(studio.pulse.counts).some((count) => count > 0);
+    const key = `${now?.state} ${now?.sentence} ${labels} ${studio.pulse.work.undecided}`;
     if (job === key) return;
     job = key;
     const failed = now?.state === "failed" ? element("p", { class: "alert", role: "alert" }, `${capital(now.sentence)}.`) : null;

@@ -15,7 +15,9 @@ export const studio = { facts: null, pulse: null, step: null };
 // the token was exchanged for a cookie: it need not stay in the address
 if (location.search) history.replaceState(null, "", location.pathname + location.hash);
 
-async function beat() {
+let timer;
+export async function beat() {
+  clearTimeout(timer);
   let wait = SELDOM;
   try {
     const pulse = await ask("pulse", { since: studio.pulse?.version ?? 0 });
@@ -31,7 +33,8 @@ async function beat() {
     warn(error.message);
     document.querySelector("#alerts .alert")?.classList.add("gone");
   }
-  setTimeout(beat, document.hidden ? 2 * SELDOM : wait);
+  clearTimeout(timer);
+  timer = setTimeout(beat, document.hidden ? 2 * SELDOM : wait);
 }
 
 function mark() {
@@ -63,6 +66,7 @@ function show() {
   studio.carried = undefined;
   STEPS[step].show(document.getElementById("view"), studio, carried);
   window.scrollTo(0, 0);
+  beat(); // what the step before has changed
 }
 
 document.addEventListener("keydown", (event) => {
@@ -85,9 +89,8 @@ try {
     element("b", {}, folder), ` and the network ${network}. Labels and adaptations are in `, element("b", {}, out), ".");
   if (studio.facts.pixels) document.querySelector("[data-step=label]").hidden = true;
   window.addEventListener("hashchange", show);
-  show();
   mark();
-  setTimeout(beat, OFTEN);
+  show();
 } catch (error) {
   if (!(error instanceof Refusal)) throw error;
   warn(error.message);
