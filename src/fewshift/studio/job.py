@@ -7,13 +7,13 @@ share no threads with the page.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ from fewshift.report.remaining import Remaining
 from fewshift.studio.tasks import StudioTask
 
 RUNNING, DONE, FAILED, STOPPED = "running", "done", "failed", "stopped"
-POLITE = 5  # how much less urgent than the page a task is
 PATIENCE = 5.0  # seconds for a process to end
+STARTING = 60.0  # seconds for a process to start
+UNSTARTED = 'a script that opens the studio needs if __name__ == "__main__":'
 
 Hear = Callable[[tuple[Any, ...]], None]
 
 _context = multiprocessing.get_context("forkserver")
-PRELOADED = ("fewshift.api", "fewshift.report.pages", "fewshift.studio.adapt_task")
+PRELOADED = ("fewshift.studio.politeness", "fewshift.api", "fewshift.report.pages", "fewshift.studio.adapt_task")
 
 
 def preload(model: nn.Module) -> None:
@@ -48,28 +49,26 @@ class Job:
         self.result: dict[str, Any] | None = None
         self.remaining = Remaining()
         self._hear, self._log, self._stopped = hear, log, False
-        receiver, sender = _context.Pipe(duplex=False)
-        self._process = _context.Process(
-            target=_run, args=(task, sender, torch.get_num_threads()), daemon=True, name=f"fewshift {what}"
-        )
-        self._process.start()
-        sender.close()
-        self._thread = threading.Thread(target=self._listen, args=(receiver,), daemon=True)
+        self._process: BaseProcess | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._live, args=(task,), daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int | None:
-        """The number of the process."""
-        return self._process.pid
+        """The number of the process, once there is one."""
+        return None if self._process is None else self._process.pid
 
     def stop(self) -> None:
         """End the process, and wait until it has ended."""
         self._stopped = True
-        self._process.terminate()
-        self._thread.join(PATIENCE)
-        if self._process.is_alive():
-            self._process.kill()
+        self._started.wait(STARTING)
+        if self._process is not None:
+            self._process.terminate()
             self._thread.join(PATIENCE)
+            if self._process.is_alive():
+                self._process.kill()
+        self._thread.join(PATIENCE)
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until the process has ended, and everything it sent was heard."""
@@ -88,7 +87,23 @@ class Job:
             "has_result": self.result is not None,
         }
 
-    def _listen(self, receiver: Connection) -> None:
+    def _live(self, task: StudioTask) -> None:
+        """Start the process, which takes seconds the first time, and hear it to its end."""
+        receiver, sender = _context.Pipe(duplex=False)
+        arguments = (task, sender, torch.get_num_threads())
+        process = _context.Process(target=_run, args=arguments, daemon=True, name=f"fewshift {self.what}")
+        try:
+            process.start()
+            self._process = process
+        except (OSError, EOFError, RuntimeError) as error:
+            self.state, self.sentence = FAILED, f"{self.what} cannot start ({error}): {UNSTARTED}"
+            return
+        finally:
+            sender.close()
+            self._started.set()
+        self._listen(receiver, process)
+
+    def _listen(self, receiver: Connection, process: BaseProcess) -> None:
         refusal = ""
         with suppress(EOFError, OSError):
             while True:
@@ -102,14 +117,13 @@ class Job:
                     self._take(word, facts)
                     if self._hear is not None:
                         self._hear(message)
-        self._process.join()
-        self.sentence = refusal
+        process.join()
         if self._stopped:
             self.state, self.sentence = STOPPED, f"{self.what} was stopped: nothing was changed"
         elif refusal:
-            self.state = FAILED
-        elif self._process.exitcode:
-            self.state, self.sentence = FAILED, f"{self.what} ended unexpectedly: {_cause(self._process.exitcode)}"
+            self.state, self.sentence = FAILED, refusal
+        elif process.exitcode:
+            self.state, self.sentence = FAILED, f"{self.what} ended unexpectedly: {_cause(process.exitcode)}"
         else:
             self.state = DONE
 
@@ -140,8 +154,6 @@ def _cause(code: int) -> str:
 def _run(task: StudioTask, connection: Connection, threads: int) -> None:
     """The work of the process; whatever goes wrong is sent as a message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then stops this
-    with suppress(OSError):
-        os.nice(POLITE)
     torch.set_num_threads(threads)
     try:
         task.work(connection.send)

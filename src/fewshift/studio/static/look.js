@@ -8,7 +8,7 @@ const STATES = [["all", "All images"], ["open", "Without a label"], ["labelled",
   ["none of these", "Not any of these"], ["unreadable", "Cannot be read"]];
 
 const view = { start: 0, show: "all", label: "", sort: "name", query: "", labels: true };
-let studio, grid, pager, shift, rows = [], total = 0, focus = 0, known = -1, version = -1, counter = 0;
+let studio, grid, pager, shift, rows = [], total = 0, focus = 0, known = -1, version = -1, counter = 0, loading = null;
 
 export function show(place, given) {
   studio = given;
@@ -24,6 +24,7 @@ export function show(place, given) {
 export function pulse() {
   drawShift();
   const { answers, version: now, tally } = studio.pulse;
+  if (loading) return;
   const waiting = rows.some((row) => row.guess === null && !row.broken);
   if (now !== version || (answers.known !== known && (waiting || view.label || view.sort !== "name")) || tally.all !== counter) {
     load(true);
@@ -71,13 +72,18 @@ function turn(by) {
 
 async function load(quiet = false) {
   const { start, show, label, sort, query } = view;
+  const mine = loading = Symbol("the last one counts");
   let page;
   try {
     page = await ask("images", { start, count: PAGE, show, label, sort, query });
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
     return quiet || warn(error.message);
+  } finally {
+    if (loading === mine) loading = null;
+    else page = null;
   }
+  if (page === null) return;
   ({ total, images: rows } = page);
   known = studio.pulse.answers.known;
   version = studio.pulse.version;

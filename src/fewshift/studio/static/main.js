@@ -54,7 +54,7 @@ export function go(step, facts) {
 function show() {
   const asked = location.hash.slice(1);
   const step = asked in STEPS && !(asked === "label" && studio.facts.pixels) ? asked : "look";
-  if (studio.step) STEPS[studio.step].leave?.();
+  const before = studio.step;
   studio.step = step;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.step === step) link.setAttribute("aria-current", "step");
@@ -66,7 +66,7 @@ function show() {
   studio.carried = undefined;
   STEPS[step].show(document.getElementById("view"), studio, carried);
   window.scrollTo(0, 0);
-  beat(); // what the step before has changed
+  if (before) beat(); // what the step before has changed
 }
 
 document.addEventListener("keydown", (event) => {
@@ -81,8 +81,7 @@ document.addEventListener("keydown", (event) => {
 document.getElementById("help-button").addEventListener("click", () => document.getElementById("help").showModal());
 
 try {
-  studio.facts = await ask("studio");
-  studio.pulse = await ask("pulse");
+  [studio.facts, studio.pulse] = await Promise.all([ask("studio"), ask("pulse")]);
   const { folder, network, out } = studio.facts;
   document.title = `${folder} · fewshift studio`;
   document.getElementById("place").replaceChildren(
@@ -91,6 +90,7 @@ try {
   window.addEventListener("hashchange", show);
   mark();
   show();
+  timer = setTimeout(beat, OFTEN);
 } catch (error) {
   if (!(error instanceof Refusal)) throw error;
   warn(error.message);
