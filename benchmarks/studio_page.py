@@ -3,7 +3,7 @@
 Digits are written out as 5,000 files, or with --photographs as many JPEGs of 640x480 pixels, which take longer to
 read. Measured are the start of the studio (a network in memory, the folder not looked at yet); what a first screen asks
 the server for, without a browser, six requests at a time; the time in Chromium from opening the address until every
-thumbnail of the first screen is drawn; and the time of one label, from the key to the line that says that it is on disk.
+thumbnail of the first screen is drawn; and the time of one label, from its key to the line that says "saved on disk".
 All of it while the network looks at the images in the background. Chromium needs a core of its own: see the load.
 """
 
