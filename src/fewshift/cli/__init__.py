@@ -19,6 +19,7 @@ COMMANDS = (  # in the order in which help lists them
     "evaluate",
     "shift",
     "show",
+    "studio",
     "sites",
     "merge",
     "export",

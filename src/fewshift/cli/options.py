@@ -68,18 +68,18 @@ app = typer.Typer(
 NETWORK, IMAGES, METHOD, EVIDENCE, OUTPUT, RUNNING = "Network", "Images", "Method", "Evidence", "Output", "Running"
 PANELS = {  # the group in which help shows an option, by the name of its parameter
     NETWORK: "model arch weights no_ema delta classes head",
-    IMAGES: "support sites target source labelled unlabelled shots resize crop mean std interpolation squeeze window "
-    "stride images",
+    IMAGES: "images labels support sites target source labelled unlabelled shots resize crop mean std interpolation "
+    "squeeze window stride",
     METHOD: "method methods setting size drop_suspects seed algorithm recipe epochs batch_size lr",
     EVIDENCE: "validate accept no_check select draws fail_on_alarm",
-    RUNNING: "workers engine address part_size data_root threads device",
-    OUTPUT: "out base format with_preprocessing opset report strict top all_probabilities with_source dry_run "
+    RUNNING: "workers engine address part_size data_root threads device port no_browser",
+    OUTPUT: "out write base format with_preprocessing opset report strict top all_probabilities with_source dry_run "
     "write_rejected verbose overwrite resume revert everything contains folder as_json",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 SHORT = {"model": "-m", "weights": "-w", "support": "-s", "delta": "-d", "out": "-o", "workers": "-j"}
 METAVARS: dict[Any, str] = {Path: "PATH", str: "TEXT", int: "N", float: "X"}
-FOLDERS = ("support", "sites", "unlabelled", "labelled", "images", "source", "validate", "folder")
+FOLDERS = ("support", "sites", "unlabelled", "labelled", "images", "labels", "source", "validate", "folder")
 READ = (*FOLDERS, "delta", "weights", "base")
 NOT_A_PATH = ("random", "cv", "loo", "none")
 PYPI = "pypi:"

@@ -161,7 +161,12 @@ CITYSCAPES = {
 
 
 def scene_folder(
-    root: str | Path, preprocess: Preprocess, classes: Sequence[str] | None = None, palette: str | Path | None = None
+    root: str | Path,
+    preprocess: Preprocess,
+    classes: Sequence[str] | None = None,
+    palette: str | Path | None = None,
+    *,
+    wanted: Set[str] | None = None,
 ) -> Scenes:
     """Read root/images and root/labels, or Cityscapes as it is published (all of it, a split or a city).
 
@@ -169,7 +174,8 @@ def scene_folder(
     green blue name" per line: void and unlabelled are ignored, and lines of the same name are one class. Label files
     are then colour images, or index files whose values are line numbers from 0. Without a palette, the values of index
     files are positions in `classes`. With both, names are compared: a palette may lack some of the classes, but cannot
-    add any. A palette also names classes that are only numbers.
+    add any. A palette also names classes that are only numbers. `wanted` are the names, without folders and suffixes,
+    of the scenes to read; all by default.
     """
     root = Path(root)
     where = scene_layout(root)
@@ -193,7 +199,7 @@ def scene_folder(
             f"the meaning of the labels in {where.labels} is not known: pass classes, the names in the network's "
             f"order, or write {table} with one 'red green blue name' per line"
         )
-    files, label_files = where.files()
+    files, label_files = where.files(wanted)
     shown = tuple(colours.get(number, colour) for number, colour in enumerate(palette_of(names)))
     return Scenes(files, label_files, names, preprocess, encoding, shown)
 

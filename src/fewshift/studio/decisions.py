@@ -1,0 +1,134 @@
+"""Adaptations on disk, each in a folder of its own, and what was decided about them, written beside the delta."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fewshift.core._files import whole
+from fewshift.errors import FewshiftError
+from fewshift.studio.adapt_task import REPORT, RESULT, SCENES, draft_of
+
+DECISION, DECISIONS = "decision.json", "decisions.jsonl"
+KEPT, THROWN_AWAY, REPLACED = "kept", "thrown away", "replaced by a newer one"
+LONGEST = 60  # letters of a name
+
+
+@dataclass(frozen=True)
+class AdaptationFolder:
+    """The folder of an adaptation that came to its end."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+    @property
+    def delta(self) -> Path:
+        """The file of the delta."""
+        return self.folder / f"{self.folder.name}.safetensors"
+
+    @property
+    def report(self) -> Path:
+        """The page for colleagues."""
+        return self.folder / REPORT
+
+    @property
+    def onnx(self) -> Path:
+        """Where the exported network belongs."""
+        return self.folder / f"{self.folder.name}.onnx"
+
+    @property
+    def decision(self) -> dict[str, Any] | None:
+        """What was decided; None before that."""
+        try:
+            decision: dict[str, Any] = json.loads((self.folder / DECISION).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return decision
+
+    @property
+    def scenes(self) -> list[str]:
+        """The names of the scenes that are shown before and after."""
+        try:
+            return [str(name) for name in json.loads((self.folder / SCENES).read_text("utf-8"))]
+        except (OSError, ValueError):
+            return []
+
+
+def new_folder(out: Path, name: str) -> Path:
+    """A folder that does not exist yet, named as a person wants it as far as a file can be named so."""
+    plain = re.sub(r"[^\w.-]+", "-", name.strip()).strip("-.")[:LONGEST].strip("-.") or "adaptation"
+    place, number = out / plain, 1
+    while place.exists() or draft_of(place).exists():
+        number += 1
+        place = out / f"{plain}-{number}"
+    return place
+
+
+def clear_drafts(out: Path) -> None:
+    """Remove what a kill left of adaptations that did not come to their end."""
+    for draft in out.glob(".*.part"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def last_outcome(out: Path) -> AdaptationFolder | None:
+    """The newest adaptation in a folder."""
+    results = sorted(out.glob(f"*/{RESULT}"), key=lambda file: file.stat().st_mtime_ns)
+    return opened_outcome(results[-1].parent) if results else None
+
+
+def opened_outcome(folder: Path) -> AdaptationFolder:
+    """An adaptation that came to its end."""
+    return AdaptationFolder(folder, json.loads((folder / RESULT).read_text("utf-8")))
+
+
+def keep(outcome: AdaptationFolder, out: Path) -> dict[str, Any]:
+    """Write down that the delta is kept, and on what grounds."""
+    decision = _record(outcome, KEPT)
+    with whole(outcome.folder / DECISION) as draft:
+        draft.write_text(json.dumps(decision, indent=1) + "\n", encoding="utf-8")
+    _append(out, decision)
+    return decision
+
+
+def throw_away(outcome: AdaptationFolder, out: Path, why: str = THROWN_AWAY) -> dict[str, Any]:
+    """Remove the adaptation, and write down that it was."""
+    if outcome.decision is not None:
+        raise FewshiftError(f"{outcome.folder.name} was kept: remove {outcome.folder} by hand if it is not wanted")
+    decision = _record(outcome, why)
+    _append(out, decision)
+    shutil.rmtree(outcome.folder)
+    return decision
+
+
+def save_report(outcome: AdaptationFolder, out: Path) -> Path:
+    """A copy of the report that stays, whatever is decided."""
+    target = out / f"{outcome.folder.name}-report.html"
+    with whole(target) as draft:
+        shutil.copyfile(outcome.report, draft)
+    return target
+
+
+def _record(outcome: AdaptationFolder, decision: str) -> dict[str, Any]:
+    facts = outcome.facts
+    return {
+        "decision": decision,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "name": outcome.folder.name,
+        "delta": outcome.delta.name,
+        "advice": facts["advice"],
+        "recommendation": facts["recommendation"],
+        "against_advice": (decision == KEPT) != facts["accepted"],
+        "gain": facts["gain"] and {key: facts["gain"][key] for key in ("point", "low", "high", "images")},
+        "labels": facts["labels"],
+        "classes": facts["classes"],
+    }
+
+
+def _append(out: Path, decision: dict[str, Any]) -> None:
+    with (out / DECISIONS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(decision) + "\n")
