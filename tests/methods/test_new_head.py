@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift.core.heads import leaning_rows
-from fewshift.methods._new_head import PULL, SHARES, USUAL, HeldOutHeads, LinearHead, Mixture
+from fewshift.methods._new_head import PULL, SHARES, USUAL, HeldOutHeads, LinearHead, MixedHead
 
 CLASSES, FEATURES = 4, 12
 
@@ -32,7 +32,7 @@ def head(rows: Tensor) -> LinearHead:
 def test_with_the_whole_share_the_sources_head_predicts_as_before() -> None:
     centres, points, labels = places(5, 1.0)
     source = LinearHead(centres, torch.linspace(-1, 1, CLASSES, dtype=torch.float64))
-    mixed = Mixture.of(source, points, labels, None).at(1.0)
+    mixed = MixedHead.of(source, points, labels, None).at(1.0)
     ratio = mixed.answers(points) / source.answers(points)
     assert torch.allclose(ratio, ratio.flatten()[0].expand_as(ratio))
 
@@ -40,7 +40,7 @@ def test_with_the_whole_share_the_sources_head_predicts_as_before() -> None:
 def test_with_no_share_rows_are_the_classes_directions() -> None:
     centres, points, labels = places(5, 1.0)
     source = head(torch.roll(centres, 1, 0))
-    mixed = Mixture.of(source, points, labels, None).at(0.0)
+    mixed = MixedHead.of(source, points, labels, None).at(0.0)
     expected = leaning_rows(points, labels, source.rows, PULL)
     assert torch.allclose(F.normalize(mixed.rows, dim=1), expected)
     assert torch.equal(mixed.bias, torch.zeros(CLASSES, dtype=torch.float64))
@@ -48,7 +48,7 @@ def test_with_no_share_rows_are_the_classes_directions() -> None:
 
 def test_a_mixture_answers_with_the_mixture_of_both_answers() -> None:
     centres, points, labels = places(5, 1.0)
-    mixture = Mixture.of(head(centres), points, labels, None)
+    mixture = MixedHead.of(head(centres), points, labels, None)
     mean = 0.3 * mixture.stays.answers(points) + 0.7 * mixture.new.answers(points)
     assert torch.allclose(mixture.at(0.3).answers(points), mean)
 
@@ -73,7 +73,7 @@ def test_held_out_answers_come_from_heads_that_were_made_without_the_image() -> 
     answers = HeldOutHeads.of(source, points, labels, None, parts).answers
     for fold in parts:
         rest = [place for place in range(len(labels)) if place not in fold.tolist()]
-        alone = Mixture.of(source, points[rest], labels[rest], None)
+        alone = MixedHead.of(source, points[rest], labels[rest], None)
         for share in SHARES:
             assert torch.allclose(answers[share][fold], alone.at(share).answers(points[fold]))
 
@@ -82,7 +82,7 @@ def test_unlabelled_images_move_the_new_rows_towards_themselves() -> None:
     centres, points, labels = places(5, 1.0)
     _, beside, _ = places(50, 0.2)
     source = head(torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
-    alone, together = (Mixture.of(source, points, labels, more).new.rows for more in (None, beside))
+    alone, together = (MixedHead.of(source, points, labels, more).new.rows for more in (None, beside))
     near = [F.cosine_similarity(rows, centres, dim=1).mean() for rows in (alone, together)]
     assert near[1] > near[0]
 

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from fewshift.errors import FewshiftError
-from fewshift.studio.job import DONE, FAILED, RUNNING, STOPPED, Job, preload
+from fewshift.studio.errand import DONE, FAILED, RUNNING, STOPPED, Errand, preload
 from fewshift.studio.parcel import Parcel
 from fewshift.studio.tasks import NO_EXPORT, ExportTask
 from tests.helpers.networks import make_tiny
@@ -24,7 +24,7 @@ def _preloaded(network: nn.Module) -> None:
     preload(network)
 
 
-def ended(job: Job) -> Job:
+def ended(job: Errand) -> Errand:
     job.wait(SOON)
     return job
 
@@ -32,7 +32,7 @@ def ended(job: Job) -> Job:
 def test_messages_arrive_in_order_and_the_process_is_another() -> None:
     heard: list[tuple[object, ...]] = []
     messages = (("share", 0.25, 0.5), ("stage", "folds, 1 of 4"), ("result", {"gain": 3}))
-    job = ended(Job("adapting", Speaks(messages), heard.append))
+    job = ended(Errand("adapting", Speaks(messages), heard.append))
     assert tuple(heard) == messages
     assert (job.state, job.sentence, job.result, job.stage) == (DONE, "", {"gain": 3}, "folds, 1 of 4")
     assert job.remaining.share == 0.25
@@ -40,12 +40,12 @@ def test_messages_arrive_in_order_and_the_process_is_another() -> None:
 
 
 def test_a_users_mistake_is_its_own_sentence() -> None:
-    job = ended(Job("adapting", Refuses()))
+    job = ended(Errand("adapting", Refuses()))
     assert (job.state, job.sentence) == (FAILED, "there are no labels: label some")
 
 
 def test_a_crash_is_a_sentence_and_its_details_are_in_a_file(tmp_path: Path) -> None:
-    job = ended(Job("adapting", Crashes(), log=tmp_path / "crashes.log"))
+    job = ended(Errand("adapting", Crashes(), log=tmp_path / "crashes.log"))
     assert job.state == FAILED
     assert (
         job.sentence == f"adapting failed (ZeroDivisionError: by zero): the details are in {tmp_path / 'crashes.log'}"
@@ -54,13 +54,13 @@ def test_a_crash_is_a_sentence_and_its_details_are_in_a_file(tmp_path: Path) -> 
 
 
 def test_a_process_that_the_system_ends_is_a_sentence() -> None:
-    job = ended(Job("adapting", IsKilled()))
+    job = ended(Errand("adapting", IsKilled()))
     assert job.state == FAILED
     assert "memory" in job.sentence
 
 
 def test_a_job_can_be_stopped() -> None:
-    job = Job("adapting", Sleeps())
+    job = Errand("adapting", Sleeps())
     while job.stage != "asleep":
         time.sleep(0.01)
     assert job.to_json()["state"] == RUNNING

@@ -57,7 +57,7 @@ class LinearHead:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class MixedHead:
     """The two parts of a new head, each as sure of itself as it is right."""
 
     stays: LinearHead  # the source's
@@ -96,7 +96,7 @@ class HeldOutHeads:
 
     folds: Sequence[Tensor]
     labels: Tensor
-    mixtures: Sequence[Mixture]
+    mixtures: Sequence[MixedHead]
     answers: Mapping[float, Tensor]  # (N, classes) by share
 
     @classmethod
@@ -108,7 +108,7 @@ class HeldOutHeads:
         answers = {share: points.new_empty(len(points), len(source.rows)).double() for share in SHARES}
         for fold in folds:
             rest = others(fold, len(points))
-            mixtures.append(Mixture.of(source, points[rest], labels[rest], beside))
+            mixtures.append(MixedHead.of(source, points[rest], labels[rest], beside))
             for share in SHARES:
                 answers[share][fold] = mixtures[-1].at(share).answers(points[fold])
         return cls(folds, labels, mixtures, answers)

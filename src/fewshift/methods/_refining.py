@@ -32,7 +32,7 @@ from fewshift.core.support import MINIBATCH as AT_ONCE
 from fewshift.core.support import Support, others
 from fewshift.errors import DivergedError
 from fewshift.methods._blending import Blended
-from fewshift.methods._new_head import LEAST_SCALE, HeldOutHeads, LinearHead, Mixture
+from fewshift.methods._new_head import LEAST_SCALE, HeldOutHeads, LinearHead, MixedHead
 
 ONE_SHOT = 0.5  # share of the source's head that stays where a class has a single image
 LEARNT = 0.15  # nats per held-out image: with less, gradient steps have nothing to add to the head
@@ -102,11 +102,11 @@ class Refinement:
         """The share of the source's head that stays; a single image of a class cannot be held out to choose it."""
         return self._heads_apart.share() if self.blend.support.shots > 1 else ONE_SHOT
 
-    def _mixture(self, reading: Reading, kept: Support, scale: float | None = None) -> Mixture:
+    def _mixture(self, reading: Reading, kept: Support, scale: float | None = None) -> MixedHead:
         """The parts of a head for these images; in a reading, unlabelled ones come after them."""
         points = reading.features
         assert points is not None  # the head was found to be last
-        return Mixture.of(self._source_head, points[: len(kept)], kept.targets, points[len(kept) :], scale)
+        return MixedHead.of(self._source_head, points[: len(kept)], kept.targets, points[len(kept) :], scale)
 
     def mix(self) -> float:
         """How many classes the unlabelled images show, in effect, as a share of what a fair sample would show."""

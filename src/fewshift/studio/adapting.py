@@ -13,7 +13,7 @@ from fewshift.errors import FewshiftError
 from fewshift.studio import decisions
 from fewshift.studio.adapt_task import AdaptTask
 from fewshift.studio.decisions import AdaptationFolder
-from fewshift.studio.job import DONE, RUNNING, Job
+from fewshift.studio.errand import DONE, RUNNING, Errand
 from fewshift.studio.opening_studio import labelled_scenes
 from fewshift.studio.tasks import EXPORT, CurveTask, ExportTask, LabelledImages, LookTask
 from fewshift.studio.workbench import Workbench
@@ -49,7 +49,7 @@ class Adaptations:
             dict(origin or {}),
             exporter,
         )
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, Errand] = {}
         self._lock = threading.RLock()
         self._after: dict[int, Array] = {}
         self._folder: Path | None = None  # of the adaptation that runs
@@ -63,7 +63,7 @@ class Adaptations:
         for job in self._jobs.values():
             job.stop()
 
-    def job(self, kind: str) -> Job | None:
+    def job(self, kind: str) -> Errand | None:
         """The last job of a kind."""
         return self._jobs.get(kind)
 
@@ -115,7 +115,7 @@ class Adaptations:
             job = self._jobs.get(kind)
             if job is not None and job.state == RUNNING:
                 raise FewshiftError(f"{JOBS[kind]} is under way: wait, or stop it")
-            self._jobs[kind] = Job(JOBS[kind], task, hear, self.bench.out / LOG)
+            self._jobs[kind] = Errand(JOBS[kind], task, hear, self.bench.out / LOG)
 
     def _labelled(self) -> LabelledImages:
         gallery = self.bench.gallery

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fewshift.studio.errand import RUNNING, Errand
 from fewshift.studio.gallery import Gallery
-from fewshift.studio.job import RUNNING, Job
 from fewshift.studio.parcel import Parcel
 from fewshift.studio.tasks import FIRST, AnswerTask
 
@@ -26,7 +26,7 @@ class NetworkAnswers:
         self._probabilities: dict[int, Array] = {}
         self._features: dict[int, Array] = {}
         self._asked: set[int] = set()
-        self._job: Job | None = None
+        self._job: Errand | None = None
         self.broken: dict[int, str] = {}
         self.shift: dict[str, Any] | None = None
 
@@ -43,7 +43,7 @@ class NetworkAnswers:
         random.Random(0).shuffle(rest)  # those that are answered first stand for all
         images = tuple((image.number, image.file) for image in [*first, *rest] if self._inside(image.number))
         task = AnswerTask(self._parcel, images, pixels=self._gallery.scenes is not None)
-        self._job = Job("looking at the images", task, self._hear)
+        self._job = Errand("looking at the images", task, self._hear)
 
     @property
     def busy(self) -> bool:

@@ -18,8 +18,8 @@ from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import FileSteps
 from fewshift.studio import decisions, label_exchange
 from fewshift.studio.answers import NetworkAnswers
+from fewshift.studio.errand import preload
 from fewshift.studio.gallery import Gallery, GalleryImage
-from fewshift.studio.job import preload
 from fewshift.studio.labels_store import LABELLED, NONE, OPEN, SKIPPED, LabelStore
 from fewshift.studio.opening_studio import opened_outputs, opened_scenes
 from fewshift.studio.order import Order

@@ -41,7 +41,7 @@ def preload(model: nn.Module) -> None:
     _context.set_forkserver_preload([*PRELOADED, *sorted(modules)])
 
 
-class Job:
+class Errand:
     """One task under way, or what became of it."""
 
     def __init__(self, what: str, task: StudioTask, hear: Hear | None = None, log: Path | None = None) -> None:
