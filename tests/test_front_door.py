@@ -15,6 +15,7 @@ from typer.main import get_command
 import fewshift
 from fewshift import FewshiftError, Preprocess
 from fewshift.cli import app
+from fewshift.studio import serve
 from tests.helpers.networks import make_tiny
 
 CLASSES = ("ant", "bee", "cat")
@@ -166,7 +167,7 @@ def test_a_repeated_picture_is_named_by_its_files(place: Path) -> None:
 def test_every_daily_command_is_a_call_in_python() -> None:
     commands = set(get_command(app).commands) - RESEARCH  # type: ignore[attr-defined]
     named = {name: getattr(fewshift, name.replace("-", "_"), None) for name in commands}
-    named |= {"show": fewshift.Delta.load, "card": fewshift.write_card, "sites": fewshift.list_sites}
+    named |= {"show": fewshift.Delta.load, "card": fewshift.write_card, "sites": fewshift.list_sites, "studio": serve}
     missing = [name for name, call in named.items() if not callable(call)]
     assert not missing
 

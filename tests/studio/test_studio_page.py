@@ -5,6 +5,7 @@ With FEWSHIFT_SCREENSHOTS=FOLDER the same walk leaves the pictures of docs/studi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -100,13 +101,12 @@ def served(
     network: nn.Module, tmp_path_factory: pytest.TempPathFactory, browser: Browser
 ) -> Iterator[tuple[Studio, Path]]:
     """A studio on an empty folder; a folder of digits is ready to be copied there."""
-    place, here = tmp_path_factory.mktemp("page"), Path.cwd()
+    place = tmp_path_factory.mktemp("page")
     (place / "camera-7").mkdir()
-    os.chdir(place)  # so that the page shows short paths
-    studio = Studio(network, "camera-7", seed=0, options={"seed": 0}, exporter="tests.helpers.studio:fake_export")
-    with studio:
-        yield studio, place / "camera-7"
-    os.chdir(here)
+    with contextlib.chdir(place):  # so that the page shows short paths
+        exporter = "tests.helpers.studio:fake_export"
+        with Studio(network, "camera-7", seed=0, options={"seed": 0}, exporter=exporter) as studio:
+            yield studio, place / "camera-7"
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from fewshift.studio.tasks import StudioTask
 
 RUNNING, DONE, FAILED, STOPPED = "running", "done", "failed", "stopped"
 PATIENCE = 5.0  # seconds for a process to end
-STARTING = 60.0  # seconds for a process to start
+STARTING = 20.0  # seconds that a stop waits for a process that is still starting
 UNSTARTED = 'a script that opens the studio needs if __name__ == "__main__":'
 
 Hear = Callable[[tuple[Any, ...]], None]
@@ -62,7 +62,8 @@ class Errand:
     def stop(self) -> None:
         """End the process, and wait until it has ended."""
         self._stopped = True
-        self._started.wait(STARTING)
+        if not self._started.wait(STARTING):
+            return  # the process ends as soon as it has started
         if self._process is not None:
             self._process.terminate()
             self._thread.join(PATIENCE)
@@ -95,6 +96,8 @@ class Errand:
         try:
             process.start()
             self._process = process
+            if self._stopped:
+                process.terminate()
         except (OSError, EOFError, RuntimeError) as error:
             self.state, self.sentence = FAILED, f"{self.what} cannot start ({error}): {UNSTARTED}"
             return

@@ -25,6 +25,7 @@ from fewshift.studio.tasks import EXPORT
 from fewshift.studio.workbench import Workbench
 
 STARTING = 20.0  # seconds
+BACKLOG = 128
 
 
 class Studio:
@@ -133,6 +134,7 @@ def listening(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HERE, port))
+        listener.listen(BACKLOG)  # a browser that comes before the server waits
     except OSError as error:
         listener.close()
         raise FewshiftError(
