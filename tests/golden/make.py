@@ -140,12 +140,9 @@ def adaptations() -> dict[str, Any]:
 
 def command(*words: str) -> str:
     """The output of a command, plain."""
-    result: Result = CliRunner().invoke(
-        app,
-        list(words),
-        prog_name="fewshift",
-        env={"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1", "TERM": "dumb"},
-    )
+    plain = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    with patch("typer.rich_utils.MAX_WIDTH", 100):  # typer reads its own variable once, when it is imported
+        result: Result = CliRunner().invoke(app, list(words), prog_name="fewshift", env=plain)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
