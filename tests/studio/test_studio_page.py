@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,23 +162,23 @@ def label_by_keys(visitor: Visitor, truth: dict[str, str]) -> dict[str, str]:
     visitor.press("s")
     second = visitor.image()
     visitor.press("x")
-    counts = dict.fromkeys(map(str, range(10)), 0)
-    while min(counts.values()) < LABELS:
+    named: dict[str, str] = {}
+    while len(set(named.values())) < 10 or min(Counter(named.values()).values()) < LABELS:
         name = visitor.image()
+        assert name not in named  # no image comes twice
         visitor.press(truth[name])
-        counts[truth[name]] += 1
-        if sum(counts.values()) == 7:
+        named[name] = truth[name]
+        if len(named) == 7:
             visitor.saved(7)
             here = visitor.image()
             page.reload()
             visitor.shows(here)
             visitor.saved(7)
-        if sum(counts.values()) == 33:
+        if len(named) == 33:
             visitor.shot("label")
-    visitor.saved(sum(counts.values()))
+    visitor.saved(len(named))
     labels = store.labels()
-    assert labels == {name: truth[name] for name in labels}
-    assert len(labels) == sum(counts.values())
+    assert labels == named
     assert {store.mark(name).state for name in (first, second)} == {"skipped", "none of these"}
     return labels
 

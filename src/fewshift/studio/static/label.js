@@ -148,13 +148,18 @@ function change(to) {
   fill();
 }
 
+function following() {
+  queue = queue.filter((image) => !decided.has(image.number)); // one that was asked for while it was being decided
+  return queue.shift() ?? null;
+}
+
 function advance() {
-  current = queue.shift() ?? null;
+  current = following();
   if (current === null) {
     stage.replaceChildren();
     fill().then(() => queue.length ? null : fill()).then(() => {
       if (current !== null) return;
-      current = queue.shift() ?? null;
+      current = following();
       ended = current === null;
       draw();
     });
