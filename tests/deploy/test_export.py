@@ -25,6 +25,7 @@ from fewshift import Adaptation, FewshiftError, Preprocess
 from fewshift.deploy import agreement, exported_programs, exporting, onnx_files
 from fewshift.deploy.agreement import ComparedOn
 from fewshift.deploy.edge import Session
+from fewshift.deploy.site_format import BaseFile, SiteFile
 from tests.helpers.commands import CLASSES, network_options, small_network
 from tests.helpers.networks import make_support, make_tiny, scenes, street
 
@@ -157,6 +158,12 @@ def test_a_site_on_its_base_says_what_the_adapted_network_says(made: Made) -> No
     np.testing.assert_allclose(session.run(images.numpy()), answers(made.result.model, images), atol=1e-5)
     assert session.classes == tuple(CLASSES)
     assert not np.allclose(session.run(images.numpy()), answers(made.network, images), atol=1e-3)
+
+
+def test_a_switched_session_opens_the_graph_that_a_separate_export_has(made: Made, tmp_path: Path) -> None:
+    own = onnx.load(fewshift.export(made.result, tmp_path / "own.onnx").path)
+    content = BaseFile(made.base.path).at(SiteFile.read(made.site.path), made.site.path)
+    assert onnx.load_from_string(content).graph == own.graph  # hence the same speed
 
 
 def test_a_site_holds_what_changed_and_nothing_else(made: Made) -> None:
