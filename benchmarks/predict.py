@@ -131,7 +131,7 @@ def main(rounds: int, parts: bool) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="the fastest of so many counts")
+    parser.add_argument("--rounds", type=int, default=8, help="the fastest of so many counts")
     parser.add_argument("--no-parts", action="store_true", help="leave out the Parquet parts, which need pyarrow")
     arguments = parser.parse_args()
     main(arguments.rounds, not arguments.no_parts)
