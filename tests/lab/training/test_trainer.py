@@ -79,6 +79,25 @@ def test_it_is_the_loop_anyone_would_write():
         torch.testing.assert_close(done.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+def test_bfloat16_multiplies_in_half_the_bits_and_keeps_float32_weights():
+    recipe = Recipe(epochs=1, lr=0.05, batch_size=44, schedule="constant", weight_decay=0.0, augment="none")
+    sources, model = make_sources(), make_tiny()
+    model.drop = nn.Identity()
+    halved = train(model, sources, replace(recipe, precision="bfloat16"), ERM()).model.state_dict()
+
+    (indices,) = order(sources, recipe, 0, 0)
+    pixels, labels = sources.train.batch(indices)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model.train()((pixels[:, :, 1:9, 1:9].float() / 255 - 0.5) / 0.25)
+    assert logits.dtype == torch.bfloat16
+    F.cross_entropy(logits.float(), labels).backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(halved[name], weight - 0.05 * weight.grad, rtol=1e-2, atol=1e-3)
+        assert halved[name].dtype == torch.float32
+    exact = train(model, sources, recipe, ERM()).model.state_dict()
+    assert any(not torch.equal(exact[name], halved[name]) for name, _ in model.named_parameters())
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_training_that_is_stopped_and_resumed_has_the_bits_of_one_that_was_not(tmp_path, optimizer):
     recipe = replace(RECIPE, optimizer=optimizer, lr=0.01)

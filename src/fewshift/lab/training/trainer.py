@@ -189,7 +189,8 @@ def _pass(
         labels, value = trainee.task.labels, 0.0
         everything = labels.weight(batch.labels)
         for part in _parts(batch, recipe.accumulate):
-            loss, logits = trainee.loss(part)
+            with torch.autocast(part.images.device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+                loss, logits = trainee.loss(part)
             counted = labels.weight(part.labels)
             weight = counted / max(1, everything)
             (loss * weight).backward()
