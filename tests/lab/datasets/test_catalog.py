@@ -96,6 +96,7 @@ def test_every_collection_has_its_facts(collection: Collection) -> None:
         ("mapillary", 19, 20_000),
         ("synthia", 19, 9400),
         ("camvid", 11, 701),
+        ("streets", 13, 1310),
     ],
 )
 def test_the_published_sizes_are_expected(name: str, classes: int, images: int) -> None:

@@ -160,6 +160,15 @@ def test_camvid_is_read_from_folders(tmp_path: Path) -> None:
     assert [file.stem for file in both.label_files] == ["0006R0_f00930", "0001TP_006690"]
 
 
+def test_streets_score_what_the_simulator_and_the_city_both_have(tmp_path: Path) -> None:
+    stored = np.array([[0, 11, 12, 13], [14, 18, 255, 5]], dtype=np.uint8)
+    expected = np.array([[0, 11, IGNORE, 12], [IGNORE, IGNORE, IGNORE, 5]])
+    for place in ("carla", "cityscapes"):
+        save_scene(tmp_path / "streets" / place, "frame", stored)
+        check(load_scenes(small("streets"), place, tmp_path, AS_IS), expected)
+    assert COLLECTIONS["streets"].classes[12] == "car"
+
+
 def test_camvid_is_read_as_published(tmp_path: Path) -> None:
     colours = np.array(list(street.CAMVID_COLOURS), np.uint8)[pattern(24, 30, classes=32)]
     home = tmp_path / "CamVid"

@@ -296,6 +296,23 @@ _DESCRIBED = (
         layout="camvid",
         counts={"day": 577, "dusk": 124},
     ),
+    Collection(
+        name="streets",
+        title="CARLA to Cityscapes",
+        domains=("carla", "cityscapes"),
+        targets=("cityscapes",),
+        split="frames of a simulator to photographs of streets, small: all images of the target, less the support",
+        classes=street.STREETS_CLASSES,
+        labels=PIXELS,
+        palette=street.STREETS_PALETTE,
+        metric="mean_iou",
+        preprocess=WHOLE,
+        recipe="not in the paper, whose simulator is GTAV; any network that is trained on carla",
+        licence="see their pages; research",
+        where="render frames of CARLA and reduce Cityscapes' validation images; labels are Cityscapes' training ids",
+        layout="streets",
+        counts={"carla": 1060, "cityscapes": 250},
+    ),
 )
 
 COLLECTIONS: dict[str, Collection] = {collection.name: collection for collection in _DESCRIBED}

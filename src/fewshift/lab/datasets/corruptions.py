@@ -8,10 +8,12 @@ many pixels: less would leave the digits as they are.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
@@ -23,6 +25,8 @@ from fewshift.lab.datasets.domain import Domain
 
 SEED = 0  # of the noise: the same for every draw of a support
 AT_ONCE = 64  # images that are corrupted together
+SPOT = 0.06  # radius of a spot of dirt, as a share of the shorter side
+GREY = 0.4
 
 Size = tuple[float, float]  # a share of the shorter side, and the least number of pixels
 
@@ -60,6 +64,40 @@ def _pixelation(images: Tensor, size: Size) -> Tensor:
     return blocks
 
 
+def _posterisation(images: Tensor, bits: int) -> Tensor:
+    coarse: Tensor = ops.posterize((images * 255).round().to(torch.uint8), bits)
+    return coarse / 255
+
+
+def _rotation(images: Tensor, degrees: float) -> Tensor:
+    """What turns in from outside repeats the border: a camera that hangs askew shows no black corners."""
+    margin = [max(images.shape[-2:]) // 2] * 4
+    turned = ops.rotate(ops.pad(images, margin, padding_mode="edge"), degrees, InterpolationMode.BILINEAR)
+    return ops.center_crop(turned, list(images.shape[-2:]))
+
+
+def _motion(images: Tensor, size: Size) -> Tensor:
+    """Blur along a horizontal line."""
+    length = 2 * max(1, round(_pixels(images, size) / 2)) + 1
+    line = images.new_full((images.shape[1], 1, 1, length), 1 / length)
+    side = [length // 2, 0]
+    return F.conv2d(ops.pad(images, side, padding_mode="edge"), line, groups=images.shape[1])
+
+
+def _dirt(images: Tensor, share: float) -> Tensor:
+    """Grey spots on the lens, in other places for each image, until they hide about such a share of it."""
+    height, width = images.shape[-2:]
+    radius = SPOT * min(height, width)
+    count = round(share * height * width / (math.pi * radius**2))
+    centres = torch.rand(len(images), count, 2) * torch.tensor([height, width])
+    rows, columns = torch.arange(height).view(-1, 1), torch.arange(width).view(1, -1)
+    dirty = images.clone()
+    for image, spots in zip(dirty, centres, strict=True):
+        for row, column in spots.tolist():
+            image[:, (rows - row) ** 2 + (columns - column) ** 2 < radius**2] = GREY
+    return dirty
+
+
 def _pixels(images: Tensor, size: Size) -> float:
     share, least = size
     return max(share * min(images.shape[-2:]), least)
@@ -74,6 +112,12 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float | Size, ...]]] = 
     "jpeg": (_jpeg, (20, 10, 4)),
     "pixelation": (_pixelation, ((1 / 64, 2), (1 / 32, 3), (1 / 16, 4))),  # the side of a block
     "inversion": (ops.solarize, (0.7, 0.4, 0.0)),  # pixels at least as bright as this are inverted
+    "darkness": (ops.adjust_gamma, (1.6, 2.4, 4.0)),
+    "posterisation": (_posterisation, (3, 2, 1)),  # bits that are left
+    "rotation": (_rotation, (10, 20, 40)),  # degrees
+    "motion": (_motion, ((0.03, 2), (0.07, 4), (0.14, 6))),  # the length
+    "dirt": (_dirt, (0.1, 0.25, 0.5)),  # the share that is hidden, if spots did not overlap
+    "colour": (ops.adjust_hue, (0.1, 0.25, 0.5)),  # turns of the colour circle; grey stays grey
 }
 STRENGTHS = (1, 2, 3)
 CORRUPTIONS = tuple(f"{name} {strength}" for name in OPERATIONS for strength in STRENGTHS)

@@ -128,4 +128,5 @@ PLACES: dict[str, tuple[ScenePlace, ...]] = {
             names=_sequence,
         ),
     ),
+    "streets": (ScenePlace("{0}/images", "{0}/labels", Encoding(street.STREETS_IDS)),),
 }

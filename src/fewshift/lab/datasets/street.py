@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fewshift.core.losses import IGNORE
-from fewshift.images.cityscapes import PALETTE, RGB
+from fewshift.images.cityscapes import CLASSES, PALETTE, RGB
 
 
 def _numbered(total: int, ids: Sequence[int | tuple[int, ...]]) -> Mapping[int, int]:
@@ -51,6 +51,12 @@ MAPILLARY_IDS = _numbered(
 )
 
 CAMVID_IDS = _numbered(12, range(11))  # 11 is void
+
+# the simulator CARLA has no rider, truck, bus, train, motorcycle or bicycle: scored is what both places have
+STREETS_SHARED = (*range(12), 13)
+STREETS_IDS = _numbered(len(PALETTE), STREETS_SHARED)
+STREETS_CLASSES = tuple(CLASSES[number] for number in STREETS_SHARED)
+STREETS_PALETTE = tuple(PALETTE[number] for number in STREETS_SHARED)
 
 # the 32 labels of CamVid, grouped as for SegNet (Badrinarayanan et al. 2017); the first of a group is its colour here
 _CAMVID_GROUPS: dict[str, tuple[RGB, ...]] = {
