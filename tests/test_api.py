@@ -62,7 +62,7 @@ def test_every_form_of_support_gives_the_same_network(form):
 BAD = {
     "validate": ({"validate": "often"}, "'often' is no folder or file: choose 'cv', 'loo'"),
     "accept": ({"accept": "maybe"}, "accept='maybe' .*'not-worse', 'better', 'always', a number"),
-    "a stream": ({"method": "tent"}, "tent adapts to a stream of batches"),
+    "a stream": ({"method": "tent"}, "tent adapts while it predicts a stream"),
     "an unknown method": ({"method": "magic"}, "no method 'magic': choose one of auto, blend"),
     "a seed": ({"seed": 2**64}, "is no seed: give a whole number"),
     "no seed": ({"seed": None}, "is no seed"),

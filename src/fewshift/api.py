@@ -36,13 +36,14 @@ from fewshift.trust import learning_curve as curve
 from fewshift.trust.calibration import calibrate
 from fewshift.trust.choice import adapted_to, fit_chosen, stages_of
 from fewshift.trust.evaluation import Evaluation, evaluate_networks
-from fewshift.trust.guard import Accept, check_accept, decide, gather
+from fewshift.trust.evidence import gather
+from fewshift.trust.guard import Accept, check_accept, decide
 from fewshift.trust.leaks import find_leaks, refuse_leaks, refuse_repeats
 from fewshift.trust.sanity import believed, look_after
 from fewshift.trust.shift import shift
 
-__all__ = ["apply", "known_card", "left_out", "load", "method_from_words", "method_of", "revert", "shift", "told_to"]
-__all__ += ["Listener", "counted"]
+__all__ = ["Listener", "apply", "counted", "known_card", "left_out", "load", "method_from_words", "method_of", "revert"]
+__all__ += ["shift", "told_to"]
 
 
 def adapt(
@@ -90,8 +91,7 @@ def adapt(
     chosen = sized(method_of(method), size)
     if chosen.needs is Needs.STREAM:
         raise FewshiftError(
-            f"{chosen.name} adapts to a stream of batches while it predicts: "
-            f"call fewshift.METHODS['{chosen.name}']().adapt(model, target) and feed it batches"
+            f"{chosen.name} adapts while it predicts a stream: feed batches to METHODS['{chosen.name}']().adapt(...)"
         )
     with told_to(progress, "adapting"), plan(looking_first(chosen, stages_of(chosen, validate, twice=drop_suspects))):
         opened = open_target(

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fewshift import LCCS, METHODS, Adaptation, Method, Preprocess, Support, adapt
 from fewshift.lab.demo import Demo, DemoRow
 from fewshift.trust.calibration import calibration_of
-from fewshift.trust.guard import Evidence, Rule, Verdict, Weakness
+from fewshift.trust.evidence import Evidence, Weakness
+from fewshift.trust.guard import Rule, Verdict
 from fewshift.trust.held_out import ImageAnswers
 
 EVIL = ('<script>alert("1")</script>', '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }} &lt; $x$", "never \udcff seen")

@@ -12,8 +12,9 @@ import fewshift
 from fewshift.report import prose
 from fewshift.report.prose import times_as_likely
 from fewshift.trust.calibration import Calibration, NotApplied
+from fewshift.trust.evidence import Evidence, Fact, Missing, Weakness
 from fewshift.trust.gain import gain_from
-from fewshift.trust.guard import Evidence, Fact, Missing, Rule, Strength, Verdict, Weakness, decide
+from fewshift.trust.guard import Rule, Strength, Verdict, decide
 from fewshift.trust.held_out import ImageAnswers
 from fewshift.trust.shift import LayerShift, Shift
 from tests.helpers.networks import make_support, make_tiny

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 import fewshift
 from fewshift import Adaptation, Support
 from fewshift.report.recommendation import Advice
-from fewshift.trust.guard import Evidence, decide
+from fewshift.trust.evidence import Evidence
+from fewshift.trust.guard import decide
 from fewshift.trust.held_out import ImageAnswers
 from fewshift.trust.sanity import Caution, CautionKind
 from fewshift.trust.shift import Shift

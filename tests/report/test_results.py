@@ -15,7 +15,7 @@ from fewshift import METHODS, Comparison, LearningCurve, Source
 from fewshift.methods.finetune import L2
 from fewshift.report import prose
 from fewshift.trust.comparison import Row
-from fewshift.trust.guard import Evidence
+from fewshift.trust.evidence import Evidence
 from fewshift.trust.held_out import ImageAnswers
 from fewshift.trust.learning_curve import Measured
 from tests.helpers.networks import make_support, make_tiny, scenes, street

@@ -18,7 +18,8 @@ from fewshift.methods.auto import Auto
 from fewshift.methods.catalog import method_from_words
 from fewshift.methods.finetune import L2
 from fewshift.trust.choice import Choice, choose, cross_validate, fit_chosen
-from fewshift.trust.held_out import ImageAnswers, folds_of
+from fewshift.trust.held_out import ImageAnswers, PixelAnswers, folds_of
+from fewshift.trust.shift import LayerShift, Shift
 from tests.helpers.networks import make_support, make_tiny, same_state, state
 
 OTHERS = make_support(2, seed=9)
@@ -73,6 +74,39 @@ def test_no_image_has_a_say_in_which_candidate_answers_it():
     odd = [label if row % 2 == 1 else (label + 1) % 3 for row, label in enumerate(truth)]
     held = Choice.of(answers(truth, even=even, odd=odd)).held
     assert (held.adapted.argmax(1) != held.labels).all()
+
+
+def shifted(far: float) -> Shift:
+    """A shift of all layers by so many source deviations, far beyond chance."""
+    layers = tuple(LayerShift(name, far, 1.0, 1e6, rank) for rank, name in enumerate(("bn1", "bn2"), 1))
+    return Shift(layers, 9.0, 1.5, 20, 20)
+
+
+def test_far_from_the_source_what_learns_most_is_preferred_and_near_it_what_learns_least():
+    truth = [0, 1, 2, 0, 1, 2, 0, 1]
+    alike = answers(truth, bold=truth, careful=truth)
+    assert Choice.of(alike).chosen == "bold"
+    assert Choice.of(alike, shift=shifted(0.4)).chosen == "bold"
+    near = Choice.of(alike, shift=shifted(0.1))
+    assert (near.near, near.chosen) == (True, "careful")
+    assert torch.equal(near.held.adapted, alike["careful"].adapted)
+
+
+def test_near_the_source_another_candidate_has_to_be_clearly_better():
+    truth = [0, 1, 2] * 8
+    worse = [(label + 1) % 3 if row < 2 else label for row, label in enumerate(truth)]  # 2 of 24: 1.9 standard errors
+    much_worse = [(label + 1) % 3 if row < 12 else label for row, label in enumerate(truth)]
+    for careful, near, far in ((worse, "careful", "bold"), (much_worse, "bold", "bold")):
+        candidates = answers(truth, bold=truth, careful=careful)
+        assert Choice.of(candidates, shift=shifted(0.1)).chosen == near
+        assert Choice.of(candidates, shift=shifted(0.4)).chosen == far
+
+
+def test_pixels_are_many_labels_wherever_the_place_is():
+    rows = torch.arange(4)
+    scores = (torch.full((4,), 0.5),) * 4
+    pixels = {name: PixelAnswers(rows, rows, *scores) for name in ("bold", "careful")}
+    assert not Choice(pixels, "bold", ("bold", "careful"), shift=shifted(0.1)).near
 
 
 # cross-validation

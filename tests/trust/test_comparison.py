@@ -19,7 +19,8 @@ from fewshift.core.method import Fitted, Needs
 from fewshift.methods.auto import Auto
 from fewshift.methods.finetune import L2
 from fewshift.trust.comparison import Ranking, Row
-from fewshift.trust.guard import Evidence, Missing, decide
+from fewshift.trust.evidence import Evidence, Missing
+from fewshift.trust.guard import decide
 from fewshift.trust.held_out import ImageAnswers, folds_of, log_losses
 from tests.helpers.networks import make_support, make_tiny, same_state, scenes, state, street
 

@@ -12,8 +12,9 @@ import fewshift
 from fewshift import METHODS, FewshiftError, Support
 from fewshift.methods.auto import Auto
 from fewshift.methods.finetune import L2
+from fewshift.trust.evidence import Evidence, Fact, Missing, Weakness
 from fewshift.trust.gain import Gain, gain_from
-from fewshift.trust.guard import SURE, Evidence, Fact, Missing, Rule, Strength, Weakness, decide
+from fewshift.trust.guard import SURE, Rule, Strength, decide
 from fewshift.trust.held_out import ImageAnswers, PixelAnswers
 from fewshift.trust.sanity import Caution, CautionKind, believed
 from fewshift.trust.shift import Shift
@@ -124,19 +125,19 @@ def test_numpy_knows_yes_and_no_too():
 @pytest.mark.parametrize(
     ("loss", "shift", "together"),
     [
-        # 12 images: 12 * 0.5 nats over sqrt(12 * 1 + 1); then 4/5 and 1/5 of the weight
+        # 12 images: 12 * 0.5 nats over sqrt(12 * 1 + 1); then 12/18 and 6/18 of the weight
         (-0.5, None, 6 / math.sqrt(13)),
-        (-0.5, seen(1.0), math.sqrt(0.8) * 6 / math.sqrt(13)),
-        (-0.5, seen(1.5), math.sqrt(0.8) * 6 / math.sqrt(13) + math.sqrt(0.2) * 1.645),
-        (0.0, seen(9.0), math.sqrt(0.2) * 4.0),  # a huge shift counts for four errors
-        (0.5, seen(9.0), -math.sqrt(0.8) * 6 / math.sqrt(13) + math.sqrt(0.2) * 4.0),
+        (-0.5, seen(1.0), math.sqrt(2 / 3) * 6 / math.sqrt(13)),
+        (-0.5, seen(1.5), math.sqrt(2 / 3) * 6 / math.sqrt(13) + math.sqrt(1 / 3) * 1.645),
+        (0.0, seen(9.0), math.sqrt(1 / 3) * 4.0),  # a huge shift counts for four errors
+        (0.5, seen(9.0), -math.sqrt(2 / 3) * 6 / math.sqrt(13) + math.sqrt(1 / 3) * 4.0),
     ],
 )
 def test_labels_and_shift_add_up_by_their_weights(loss, shift, together):
     assert Strength.of(spread_losses(loss, 1.0, 12), shift).together == pytest.approx(together)
 
 
-def test_a_guard_that_sees_chance_alone_accepts_once_in_twenty_times():
+def test_a_guard_that_sees_chance_alone_accepts_once_in_ten_times():
     generator = torch.Generator().manual_seed(0)
     accepted = []
     for _ in range(2000):
@@ -145,7 +146,7 @@ def test_a_guard_that_sees_chance_alone_accepts_once_in_twenty_times():
         accepted.append(
             Strength.of(gain_from(torch.arange(35), losses * 0, losses * 0, losses), seen(chance)).together > SURE
         )
-    assert 0.04 < sum(accepted) / len(accepted) < 0.065
+    assert 0.085 < sum(accepted) / len(accepted) < 0.12
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,8 @@ def test_a_guard_that_sees_chance_alone_accepts_once_in_twenty_times():
         (-0.8, seen(1.0), True, False),  # the labels alone
         (-0.3, seen(1.0), False, False),
         (-0.3, seen(2.0), True, False),  # a hint, and a clear shift
-        (0.0, seen(2.0), False, False),  # with many labels a shift alone is not enough
+        (0.0, seen(1.5), False, False),  # with many labels a shift that just raises an alarm is not enough
+        (0.0, seen(2.2), True, False),  # a clear one is
         (0.8, seen(2.0), False, True),
     ],
 )
@@ -169,9 +171,16 @@ def test_with_few_images_a_clear_shift_decides_where_labels_are_silent():
     assert not decide("not-worse", Evidence(silent, OF_IMAGES, shift=seen(1.2))).accepted
 
 
-def test_images_that_lack_a_class_are_unlike_the_source_anyway_and_their_shift_does_not_count():
-    skewed = Evidence(gain(*[0] * 7), OF_IMAGES, shift=seen(2.5), unseen=("otter",))
-    assert not decide("not-worse", skewed).accepted
+@pytest.mark.parametrize(("seen_classes", "accepted"), [(9, True), (1, False)])
+def test_images_that_lack_classes_are_unlike_the_source_anyway_and_their_shift_counts_less(seen_classes, accepted):
+    labels = torch.arange(10) % seen_classes
+    silent = gain_from(torch.arange(10), *(torch.zeros(10),) * 3, labels=labels)
+    lacking = tuple(f"class {number}" for number in range(10 - seen_classes))
+    # the alarm's threshold is 1.5, so 2.0 is two alarms: 3.29 standard errors, less two times the share of such classes
+    skewed = Evidence(silent, OF_IMAGES, shift=seen(2.0), unseen=lacking)
+    assert decide("not-worse", skewed).accepted == accepted
+    strength = Strength.of(silent, seen(2.0), len(lacking) / 10)
+    assert strength.shift == pytest.approx(2 * 1.645 - 2 * len(lacking) / 10)
 
 
 @pytest.mark.parametrize(

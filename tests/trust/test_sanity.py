@@ -18,7 +18,7 @@ from fewshift.lab.datasets import digits
 from fewshift.models.cards import Card, known_card, with_card
 from fewshift.report.cautions import plain, sentence
 from fewshift.trust import at_home
-from fewshift.trust.guard import Evidence
+from fewshift.trust.evidence import Evidence
 from fewshift.trust.permuted import find_cycles, find_moves, rings
 from fewshift.trust.sanity import Caution, CautionKind, believed, half_way_answers
 from fewshift.trust.shift import Shift

@@ -18,7 +18,7 @@ from fewshift import FewshiftError, Preprocess
 from fewshift.core.support import Unlabelled
 from fewshift.lab.datasets import digits
 from fewshift.trust import shift as shifts
-from fewshift.trust.shift import Seen, judged, look
+from fewshift.trust.shift import LayerShift, Seen, Shift, judged, look
 from tests.helpers.networks import make_support, make_tiny, same_state, state, unsettle
 
 DRAWS = 40
@@ -316,3 +316,27 @@ def test_a_mistake_is_one_sentence(mistake):
     model, images, sentence = BAD[mistake]
     with pytest.raises(FewshiftError, match=sentence):
         fewshift.shift(model, images)
+
+
+def test_the_distance_is_what_chance_does_not_explain_whatever_the_number_of_images():
+    def layer(mean: float, ratio: float, score: float) -> LayerShift:
+        return LayerShift("bn", mean, ratio, score, 1)
+
+    def distance(*layers: LayerShift) -> float:
+        return Shift(layers, 1.0, 1.5, 9, 9).distance
+
+    assert distance(layer(0.3, 1.0, 1e9)) == pytest.approx(0.3)
+    assert distance(layer(0.0, math.e**0.4, 1e9)) == pytest.approx(0.4)
+    assert distance(layer(0.3, math.e**0.4, 1e9), layer(0.5, 1.0, 1e9)) == pytest.approx(0.5)
+    assert distance(layer(0.3, 1.0, 1.0), layer(0.3, 1.0, 0.2)) == 0.0  # as far as images of the source are
+    assert distance(layer(0.3, 1.0, math.sqrt(2))) == pytest.approx(0.3 / math.sqrt(2))  # half of the square
+    assert math.isfinite(distance(layer(0.0, 0.0, 5.0)))  # a layer that sees nothing
+
+
+def test_an_exact_shift_of_the_first_layer_has_its_distance():
+    """Images whose first layer is off by one deviation everywhere: no chance in it, so that is the distance."""
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 16, 2)).eval()
+    images = torch.randn(64, 3, 4, 4, generator=torch.Generator().manual_seed(3))
+    images = (images - images.mean((2, 3), keepdim=True)) / images.std((2, 3), keepdim=True, correction=0)
+    assert fewshift.shift(model, images).distance == pytest.approx(0.0, abs=0.01)
+    assert fewshift.shift(model, images + 1.0).distance == pytest.approx(1.0, abs=0.02)

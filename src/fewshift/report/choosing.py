@@ -27,6 +27,11 @@ def chosen(result: Adaptation) -> str:
         said = f"{sentence(choice.chosen)} was taken: with one image of a class, held-out images cannot choose."
     elif choice.doubtful:
         said = f"{sentence(choice.chosen)} was taken: too many labels look wrong to learn more from them ({rest})."
+    elif rest and choice.near and choice.chosen == choice.allowed[-1]:
+        said = (
+            f"{sentence(choice.chosen)} was taken: {right[choice.chosen]} of held-out images right ({rest}). "
+            "The place is near the source, where more is taken only if it is clearly better."
+        )
     elif rest:
         said = f"{sentence(choice.chosen)} was taken: {right[choice.chosen]} of held-out images right ({rest})."
     else:

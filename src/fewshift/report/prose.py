@@ -13,8 +13,9 @@ from fewshift.core._display import byte_size
 from fewshift.core.delta import Delta
 from fewshift.core.support import Support
 from fewshift.trust.calibration import Calibration, NotApplied
+from fewshift.trust.evidence import Evidence, Fact, Missing, Weakness
 from fewshift.trust.gain import LEVEL, Gain
-from fewshift.trust.guard import Evidence, Fact, Missing, Rule, Verdict, Weakness
+from fewshift.trust.guard import Rule, Verdict
 from fewshift.trust.shift import Shift
 
 if TYPE_CHECKING:

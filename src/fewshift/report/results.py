@@ -23,8 +23,9 @@ from fewshift.report import cautions, choosing, prose, suspects
 from fewshift.report.recommendation import Recommendation, recommendation
 from fewshift.trust.calibration import Calibration
 from fewshift.trust.choice import Choice
+from fewshift.trust.evidence import Evidence
 from fewshift.trust.gain import LEVEL, Gain
-from fewshift.trust.guard import Evidence, Verdict
+from fewshift.trust.guard import Verdict
 from fewshift.trust.sanity import Caution
 from fewshift.trust.shift import Shift, shift
 from fewshift.trust.suspects import Suspect, Suspects, find_suspects

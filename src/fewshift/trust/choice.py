@@ -19,38 +19,60 @@ from fewshift.core.network import Network
 from fewshift.core.support import FOLDS, Support, Target
 from fewshift.errors import DivergedError
 from fewshift.trust.gain import by_image, standard_error
-from fewshift.trust.held_out import HeldOut, answered, answers, asked
+from fewshift.trust.held_out import HeldOut, ImageAnswers, answered, answers, asked
+from fewshift.trust.place import shift_of
+from fewshift.trust.shift import Shift
 from fewshift.trust.suspects import suspected
 
 USUAL_SUPPORT = 30  # images, where a guess is needed
 
 MOST_SUSPECTED = 0.3  # of the labels: with more, only what needs them least is taken
+NEAR = 0.25  # source deviations: up to here the source's head is still right, and what few labels teach does harm
+CLEARLY = 2.3  # standard errors by which labels have to prefer another candidate there; elsewhere one
 
 
 @dataclass(frozen=True)
 class Choice:
     """The answers of candidates to the same held-out images, and the candidate that was chosen."""
 
-    answers: Mapping[str, HeldOut]  # by candidate, the preferred one first
+    answers: Mapping[str, HeldOut]  # by candidate, the one that learns most from labels first
     chosen: str
-    allowed: tuple[str, ...]  # the candidates that the settings let be chosen
+    allowed: tuple[str, ...]  # the candidates that the settings let be chosen, in the same order
     decisive: bool = True  # whether these images may overrule the preference
     large: tuple[str, ...] = ()  # the candidates that change more than BatchNorm and the head
     doubtful: bool = False  # whether too many labels look wrong to learn from
+    shift: Shift | None = None  # of the place; None where layers cannot tell
 
     @classmethod
     def of(
-        cls, answers: Mapping[str, HeldOut], allowed: Sequence[str] | None = None, *, decisive: bool = True
+        cls,
+        answers: Mapping[str, HeldOut],
+        allowed: Sequence[str] | None = None,
+        *,
+        decisive: bool = True,
+        shift: Shift | None = None,
     ) -> Choice:
         """Choose one of the allowed candidates; without `allowed`, of all.
 
-        If too many labels look wrong, that is the last one, which learns least from them.
+        Far from the source that is the first, which learns most from labels, unless another is better. Near it, it is
+        the last, unless another is clearly better. If too many labels look wrong, it is the last.
         """
         names = tuple(name for name in answers if allowed is None or name in allowed)
         if decisive and suspected(list(answers.values())) > MOST_SUSPECTED:
-            return cls(answers, names[-1], names, decisive, doubtful=True)
-        chosen = choose({name: answers[name] for name in names}) if decisive else names[0]
-        return cls(answers, chosen, names, decisive)
+            return cls(answers, names[-1], names, decisive, doubtful=True, shift=shift)
+        undecided = cls(answers, names[0], names, decisive, shift=shift)
+        return replace(undecided, chosen=undecided.preferred()) if decisive else undecided
+
+    @property
+    def near(self) -> bool:
+        """Whether the place is so near the source that little is to be learnt from a few labels; pixels are many."""
+        few = isinstance(self.answers[self.chosen], ImageAnswers)
+        return few and self.shift is not None and self.shift.distance < NEAR
+
+    def preferred(self, rows: Tensor | None = None) -> str:
+        """The candidate that these held-out answers choose; by default all of them."""
+        names = reversed(self.allowed) if self.near else self.allowed
+        return choose({name: self.answers[name] for name in names}, rows, CLEARLY if self.near else 1.0)
 
     @property
     def held(self) -> HeldOut:
@@ -58,19 +80,18 @@ class Choice:
 
         These are honest about the choice: no image helps to choose the candidate that predicts it.
         """
-        allowed = {name: self.answers[name] for name in self.allowed}
         result = self.answers[self.chosen]
-        if not self.decisive or self.doubtful or len(allowed) == 1:
+        if not self.decisive or self.doubtful or len(self.allowed) == 1:
             return result
         for fold in result.folds.unique().tolist():
             mine = result.folds == fold
             foreign = (~torch.isin(result.images, result.images[mine])).nonzero().flatten()
-            result = result.answered_by(allowed[choose(allowed, foreign)], mine)
+            result = result.answered_by(self.answers[self.preferred(foreign)], mine)
         return result
 
 
-def choose(answers: Mapping[str, HeldOut], rows: Tensor | None = None) -> str:
-    """The first candidate, unless another is better by more than the standard error of the difference.
+def choose(answers: Mapping[str, HeldOut], rows: Tensor | None = None, errors: float = 1.0) -> str:
+    """The first candidate, unless another is better by more than so many standard errors of the difference.
 
     Better is a smaller cross-entropy on held-out images, each candidate under its best temperature. The smallest of
     several losses is small by luck as much as by merit: with a few dozen images, every draw has another winner.
@@ -80,7 +101,7 @@ def choose(answers: Mapping[str, HeldOut], rows: Tensor | None = None) -> str:
     finite = {name: rows for name, rows in losses.items() if torch.isfinite(rows).all()} or losses
     first, best = next(iter(finite)), min(finite, key=lambda name: float(finite[name].mean()))
     change = by_image(parts[first].images, losses[best] - losses[first])
-    return best if float(change.mean()) < -standard_error(change) else first
+    return best if float(change.mean()) < -errors * standard_error(change) else first
 
 
 def stages_of(method: Method, validate: Any, *, twice: bool) -> list[Stage]:
@@ -109,7 +130,12 @@ def _chosen(
     allowed = [name for name, candidate in candidates.items() if method.allows(candidate)]
     if not proposals.folds:
         return candidates[allowed[0]].fit(), None
-    choice = Choice.of(_answers(network, support, proposals, allowed), allowed, decisive=proposals.decisive)
+    choice = Choice.of(
+        _answers(network, support, proposals, allowed),
+        allowed,
+        decisive=proposals.decisive,
+        shift=shift_of(network, target),
+    )
     large = tuple(name for name in choice.answers if not candidates[name].small)
     return candidates[choice.chosen].fit(), replace(choice, large=large)
 

@@ -22,9 +22,11 @@ from fewshift.core.support import FOLDS, Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.methods.source import Source
 from fewshift.trust.choice import fit_chosen
+from fewshift.trust.evidence import Evidence, cross_validated, on_labelled
 from fewshift.trust.gain import Gain
-from fewshift.trust.guard import Evidence, cross_validated, decide, on_labelled, shift_of
+from fewshift.trust.guard import decide
 from fewshift.trust.held_out import HeldOut, folds_of
+from fewshift.trust.place import shift_of
 
 SOURCE = "source"  # the network as it came
 RULES = ("best", "clear")

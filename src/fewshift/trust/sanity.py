@@ -20,7 +20,7 @@ from fewshift.images.formats import unreadable
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import Card
 from fewshift.trust.at_home import LOOKED_AT, Homes, find_homes
-from fewshift.trust.guard import Evidence
+from fewshift.trust.evidence import Evidence
 from fewshift.trust.held_out import predictions
 from fewshift.trust.permuted import HALF_WAY, Moves, find_moves
 

@@ -63,6 +63,7 @@ DIRECTIONS_COUNT = 5  # images that this guess weighs as much as
 MOST_DIRECTIONS = 60
 SILENT = 0.95  # share of draws from the source without an alarm
 SHOWN = 3  # layers
+FLAT = 1e-3  # ratio of deviations below which a layer sees nothing at all
 TINY = 1e-12  # a layer without eps may remember a channel that never varied
 
 
@@ -75,6 +76,12 @@ class LayerShift:
     std_ratio: float  # deviation over all images and positions / the source's, geometric mean over channels
     score: float  # in sampling errors: about 1 for images of the source
     rank: int  # 1 is the layer with the highest score
+
+    @property
+    def beyond_chance(self) -> float:
+        """The squared shift of means and logarithm of deviations, less what images of the source would show."""
+        square = self.mean_shift**2 + math.log(max(self.std_ratio, FLAT)) ** 2
+        return square * max(0.0, 1 - 1 / max(self.score, TINY) ** 2)
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,13 +120,21 @@ class Shift(Displayed):
         return self.score > self.threshold
 
     @property
+    def distance(self) -> float:
+        """How large the shift is: the root mean square over layers, less what chance explains, in source deviations.
+
+        The score says how sure a shift is, and grows with the number of images; the distance says how far it goes.
+        """
+        return math.sqrt(sum(layer.beyond_chance for layer in self.layers) / max(1, len(self.layers)))
+
+    @property
     def ranked(self) -> tuple[LayerShift, ...]:
         """The layers, the strongest shift first."""
         return tuple(sorted(self.layers, key=lambda layer: layer.rank))
 
     def to_json(self) -> dict[str, Any]:
         """The fields and the verdict, ready for JSON."""
-        return {"shifted": self.shifted} | asdict(self)
+        return {"shifted": self.shifted, "distance": self.distance} | asdict(self)
 
 
 def shift(
