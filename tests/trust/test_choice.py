@@ -90,6 +90,7 @@ def test_far_from_the_source_what_learns_most_is_preferred_and_near_it_what_lear
     near = Choice.of(alike, shift=shifted(0.1))
     assert (near.near, near.chosen) == (True, "careful")
     assert torch.equal(near.held.adapted, alike["careful"].adapted)
+    assert Choice.of(alike, decisive=False, shift=shifted(0.1)).chosen == "careful"
 
 
 def test_near_the_source_another_candidate_has_to_be_clearly_better():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fewshift.trust.gain import Gain, gain_from
 from fewshift.trust.guard import SURE, Rule, Strength, decide
 from fewshift.trust.held_out import ImageAnswers, PixelAnswers
 from fewshift.trust.sanity import Caution, CautionKind, believed
-from fewshift.trust.shift import Shift
+from fewshift.trust.shift import LayerShift, Shift
 from tests.helpers.networks import make_support, make_tiny, mixed_sizes, same_state, scenes, state, street
 
 SUPPORT = make_support(5)
@@ -169,6 +170,14 @@ def test_with_few_images_a_clear_shift_decides_where_labels_are_silent():
     silent = gain(*[0] * 7)
     assert decide("not-worse", Evidence(silent, OF_IMAGES, shift=seen(2.5))).accepted
     assert not decide("not-worse", Evidence(silent, OF_IMAGES, shift=seen(1.2))).accepted
+
+
+@pytest.mark.parametrize(("distance", "accepted"), [(0.1, False), (0.5, True)])
+def test_a_small_shift_says_nothing_for_a_new_head(distance, accepted):
+    shift = replace(seen(2.5), layers=(LayerShift("bn", distance, 1.0, 1e6, 1),))
+    silent = gain(*[0] * 7)
+    assert decide("not-worse", Evidence(silent, OF_IMAGES, shift=shift)).accepted
+    assert decide("not-worse", Evidence(silent, OF_IMAGES, shift=shift, new_classifier=True)).accepted == accepted
 
 
 @pytest.mark.parametrize(("seen_classes", "accepted"), [(9, True), (1, False)])

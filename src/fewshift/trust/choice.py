@@ -20,15 +20,14 @@ from fewshift.core.support import FOLDS, Support, Target
 from fewshift.errors import DivergedError
 from fewshift.trust.gain import by_image, standard_error
 from fewshift.trust.held_out import HeldOut, ImageAnswers, answered, answers, asked
-from fewshift.trust.place import shift_of
+from fewshift.trust.place import NEAR, shift_of
 from fewshift.trust.shift import Shift
 from fewshift.trust.suspects import suspected
 
 USUAL_SUPPORT = 30  # images, where a guess is needed
 
 MOST_SUSPECTED = 0.3  # of the labels: with more, only what needs them least is taken
-NEAR = 0.25  # source deviations: up to here the source's head is still right, and what few labels teach does harm
-CLEARLY = 2.3  # standard errors by which labels have to prefer another candidate there; elsewhere one
+CLEARLY = 2.3  # standard errors by which labels have to prefer another candidate near the source; elsewhere one
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class Choice:
         names = tuple(name for name in answers if allowed is None or name in allowed)
         if decisive and suspected(list(answers.values())) > MOST_SUSPECTED:
             return cls(answers, names[-1], names, decisive, doubtful=True, shift=shift)
-        undecided = cls(answers, names[0], names, decisive, shift=shift)
-        return replace(undecided, chosen=undecided.preferred()) if decisive else undecided
+        choice = cls(answers, names[0], names, decisive, shift=shift)
+        return replace(choice, chosen=choice.preferred() if decisive else choice.ranked[0])
 
     @property
     def near(self) -> bool:
@@ -69,10 +68,14 @@ class Choice:
         few = isinstance(self.answers[self.chosen], ImageAnswers)
         return few and self.shift is not None and self.shift.distance < NEAR
 
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """The allowed candidates, the one first that is taken where held-out images have no say."""
+        return self.allowed[::-1] if self.near else self.allowed
+
     def preferred(self, rows: Tensor | None = None) -> str:
         """The candidate that these held-out answers choose; by default all of them."""
-        names = reversed(self.allowed) if self.near else self.allowed
-        return choose({name: self.answers[name] for name in names}, rows, CLEARLY if self.near else 1.0)
+        return choose({name: self.answers[name] for name in self.ranked}, rows, CLEARLY if self.near else 1.0)
 
     @property
     def held(self) -> HeldOut:

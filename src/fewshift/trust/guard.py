@@ -14,6 +14,7 @@ from fewshift.errors import FewshiftError
 from fewshift.trust.evidence import Evidence, Fact
 from fewshift.trust.gain import Gain
 from fewshift.trust.held_out import ImageAnswers
+from fewshift.trust.place import NEAR
 from fewshift.trust.shift import Shift
 
 Accept = str | float | Callable[[Gain | None], bool]
@@ -33,7 +34,8 @@ class Strength:
     The labels: by how much likelier the labels of held-out images are under the adapted network. Each network answers
     under its best temperature, and images are compared in pairs. The shift: by how much the images differ from those of
     training, without labels, in sampling errors of so many images. Where they do not, statistics of theirs would bring
-    in more noise than they correct.
+    in more noise than they correct. A small shift asks for new statistics and not for a new head: it says nothing for
+    a network that has one.
     """
 
     labels: float
@@ -41,10 +43,12 @@ class Strength:
     images: int  # that were held out
 
     @classmethod
-    def of(cls, gain: Gain, shift: Shift | None, unseen: float = 0.0) -> Strength:
+    def of(cls, gain: Gain, shift: Shift | None, unseen: float = 0.0, new_head: bool = False) -> Strength:
         """From a gain on held-out images, the shift of the place, and the share of classes without an image."""
         error = math.sqrt((gain.images * gain.loss_error) ** 2 + SPREAD)
         scaled = None if shift is None else ALARM * (shift.score - 1) / (shift.threshold - 1) - LACKING * unseen
+        if scaled is not None and shift is not None and new_head and shift.distance < NEAR:
+            scaled = min(scaled, 0.0)
         return cls(
             labels=gain.nats / error,
             shift=None if scaled is None else max(-MOST_SHIFT, min(scaled, MOST_SHIFT)),
@@ -139,7 +143,7 @@ def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
         return Verdict(gain.point > 0 or (gain.point == 0 and gain.loss_change < 0), Rule.POINT)
     # images that lack classes are unlike a sample of all, wherever they come from
     unseen = len(evidence.unseen) / max(1, len(evidence.unseen) + len(gain.per_class))
-    strength = Strength.of(gain, evidence.shift, unseen)
+    strength = Strength.of(gain, evidence.shift, unseen, evidence.new_classifier)
     return Verdict(strength.together > SURE, Rule.STRENGTH, strength=strength)
 
 

@@ -73,7 +73,8 @@ def _rotation(images: Tensor, degrees: float) -> Tensor:
     """What turns in from outside repeats the border: a camera that hangs askew shows no black corners."""
     margin = [max(images.shape[-2:]) // 2] * 4
     turned = ops.rotate(ops.pad(images, margin, padding_mode="edge"), degrees, InterpolationMode.BILINEAR)
-    return ops.center_crop(turned, list(images.shape[-2:]))
+    middle: Tensor = ops.center_crop(turned, list(images.shape[-2:]))
+    return middle
 
 
 def _motion(images: Tensor, size: Size) -> Tensor:
