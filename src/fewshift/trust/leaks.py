@@ -78,13 +78,19 @@ def content_hash(image: Any) -> str:
     return digest.hexdigest()
 
 
+def repeats(support: Support) -> list[tuple[int, int]]:
+    """The positions of a picture's first copy and of each further one."""
+    first: dict[str, int] = {}
+    places = [(first.setdefault(content_hash(image), index), index) for index, image in enumerate(support.images)]
+    return [(earlier, index) for earlier, index in places if earlier != index]
+
+
 def refuse_repeats(support: Support) -> None:
     """Raise an error if a support has a picture twice: held out, it would be judged by networks that saw it."""
-    first: dict[str, int] = {}
-    pairs = []
-    for index, image in enumerate(support.images):
-        if (earlier := first.setdefault(content_hash(image), index)) != index:
-            pairs.append((_name(support.files, earlier, "support"), _name(support.files, index, "support")))
+    pairs = [
+        (_name(support.files, earlier, "support"), _name(support.files, index, "support"))
+        for earlier, index in repeats(support)
+    ]
     if pairs:
         raise FewshiftError(
             f"{_listed(pairs)}: each pair is the same picture, and one would judge a network that saw the other: "

@@ -127,6 +127,15 @@ def test_a_judged_cell_is_what_adapt_gives_beside_the_truth(damage):
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
+def test_a_picture_that_a_data_set_has_twice_is_judged_once():
+    drawn = draw_support(DOMAIN.labels, 5, 0)
+    same = (drawn[DOMAIN.labels[drawn] == 0][:2]).tolist()
+    pictures = DOMAIN.pictures.clone()
+    pictures[same[1]] = pictures[same[0]]
+    result = run(CELL, Materials(lambda _: make_tiny(), lambda _: replace(DOMAIN, pictures=pictures)))
+    assert result["trust"]["gain"]["images"] == len(drawn) - 1
+
+
 def test_what_the_guard_refuses_is_answered_by_the_source_network(monkeypatch):
     monkeypatch.setattr("fewshift.api.decide", lambda *_, **__: Verdict(False, Rule.CALLABLE))
     result = run(CELL, tiny_materials())

@@ -28,6 +28,7 @@ from fewshift.lab.datasets.domain import Domain
 from fewshift.methods.catalog import METHODS
 from fewshift.report.results import Adaptation
 from fewshift.trust.choice import fit_chosen
+from fewshift.trust.leaks import repeats
 
 GAIN = ("point", "low", "high", "images", "predictions", "wins", "losses", "weak", "nats", "loss_change", "loss_error")
 AT_ONCE = 16  # images a plain network predicts together: what fits into a processor's cache is fastest
@@ -150,7 +151,12 @@ class _Task:
     def support(self) -> Support | None:
         if not len(self.drawn):
             return None
-        return Support(self.domain.images(self.drawn), self.drawn_labels, self.domain.classes)
+        support = Support(self.domain.images(self.drawn), self.drawn_labels, self.domain.classes)
+        if not self.cell.validate:
+            return support
+        # data sets have pictures twice, and no network may judge one that it has seen: what a user is told to do
+        again = [index for _, index in repeats(support)]
+        return support.part(others(torch.tensor(again, dtype=torch.long), len(support)))
 
     def unlabelled(self, test: Tensor) -> Tensor:
         """The positions of images that are neither in a support of this seed nor test images."""
