@@ -8,7 +8,7 @@ from fewshift.core.support import Target, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.trust.shift import Shift, judged, look
 
-NEAR = 0.25  # source deviations: up to here the source's head is still right, and what few labels teach does harm
+NEAR = 0.2  # source deviations: up to here the source's head is still right, and what few labels teach does harm
 
 
 def shift_of(network: Network, target: Target) -> Shift | None:
