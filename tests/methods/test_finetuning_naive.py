@@ -35,14 +35,14 @@ EPOCHS, SIZE, RATE = 3, 5, 0.02
 
 
 def penalty(net: Formulas, start: Formulas, alpha: float, beta: float, scope: str, head: str) -> Tensor:
-    """(alpha / 2) sum over the body of (w - w0)^2 + (beta / 2) sum over the head of w^2, number by number."""
+    """(alpha / 2) sum over the body of (w - w0)^2 + (beta / 2) sum over the head of w^2."""
     total = torch.zeros((), dtype=torch.float64)
     for name in net.names("conv", "bn", "fc"):
         if scope == "weights" and name not in ("conv1.weight", "conv2.weight", "fc.weight"):
             continue  # the original leaves out biases and BatchNorm
         anchored = head == "sp" or not name.startswith("fc")
-        for value, before in zip(net.tensors[name].flatten(), start.tensors[name].flatten(), strict=True):
-            total = total + (alpha / 2 * (value - before) ** 2 if anchored else beta / 2 * value**2)
+        away = net.tensors[name] - start.tensors[name] if anchored else net.tensors[name]
+        total = total + (alpha if anchored else beta) / 2 * (away * away).sum()
     return total
 
 
