@@ -1,4 +1,4 @@
-"""DELTA against its card written out: the head for the attention, the attention, and every step with the penalty."""
+"""DELTA against its formulas written out: the attention and the head it needs, and every step with the penalty."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("settings", "watched", "alpha", "beta"), CASES.values(), ids=CASES)
-def test_every_step_is_that_of_the_card(settings, watched, alpha, beta):
+def test_every_step_is_that_of_the_formulas(settings, watched, alpha, beta):
     naive = NaiveDelta(watched, alpha, beta)
     expected = naive.fit()
     method = DeltaReg(epochs=EPOCHS, lr=RATE, batch_size=SIZE, **settings)

@@ -1,4 +1,4 @@
-"""The fine-tuning family, Late Fusion and LP-FT against their cards written out: every weight after every step."""
+"""The fine-tuning family, Late Fusion and LP-FT against their formulas written out: every weight after every step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def penalty(net: Formulas, start: Formulas, alpha: float, beta: float, scope: st
 
 @dataclass(frozen=True)
 class Case:
-    """What a card says: which tensors, which statistics, which optimiser, which addition to the loss."""
+    """What the formulas say: which tensors, which statistics, which optimiser, which addition to the loss."""
 
     method: object
     parts: tuple[str, ...]
@@ -113,7 +113,7 @@ def naive(case: Case) -> tuple[Formulas, list[Snapshot]]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_step_is_that_of_the_card(case):
+def test_every_step_is_that_of_the_formulas(case):
     expected, course = naive(case)
     with every_step() as steps:
         predictor = case.method.adapt(make_tiny().double(), Target(SUPPORT))

@@ -1,4 +1,4 @@
-"""FLUTE against its card written out: weight and bias after every step, the statistics, the centroids."""
+"""FLUTE against its formulas written out: weight and bias after every step, the statistics, the centroids."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def naive(stats: str, *, detach: bool) -> tuple[Formulas, list[Snapshot]]:
 @pytest.mark.parametrize("centroid_grad", ["flow", "detach"])
 @pytest.mark.parametrize("stats", ["support", "source"])
 @torch.no_grad()
-def test_every_step_is_that_of_the_card(stats, centroid_grad):
+def test_every_step_is_that_of_the_formulas(stats, centroid_grad):
     with torch.enable_grad():
         net, course = naive(stats, detach=centroid_grad == "detach")
         with every_step() as steps:

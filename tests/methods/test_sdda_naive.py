@@ -1,4 +1,4 @@
-"""SDDA against its card written out: generator, discriminators and network after every step."""
+"""SDDA against its formulas written out: generator, discriminators and network after every step."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class NaiveSDDA:
 
 
 @pytest.mark.parametrize("settings", [{}, {"reversal": 0.4, "domain_weight": 0.7, "head": "source"}])
-def test_every_step_is_that_of_the_card(settings):
+def test_every_step_is_that_of_the_formulas(settings):
     method = SDDA(
         epochs=4, start_epoch=2, batch_size=SIZE, size=8, width=4, noise=NOISE, guide_ramp=4, lr=0.02, **settings
     )

@@ -1,4 +1,4 @@
-"""SFDA against its card written out: the prototypes of every memory, and every weight after every step."""
+"""SFDA against its formulas written out: the prototypes of every memory, and every weight after every step."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class NaiveSFDA:
 
 
 @pytest.mark.parametrize(("size", "most"), [(32, 100), (8, 100), (10, 2)])
-def test_every_step_is_that_of_the_card(size, most):
+def test_every_step_is_that_of_the_formulas(size, most):
     naive = NaiveSFDA(size, most)
     expected = naive.fit()
     method = SFDA(steps=STEPS, memory_every=EVERY, max_prototypes=most, lr=RATE, head_lr=HEAD_RATE, batch_size=size)

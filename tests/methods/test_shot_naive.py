@@ -1,4 +1,4 @@
-"""SHOT against its card written out: labels of every epoch, and every weight after every step."""
+"""SHOT against its formulas written out: labels of every epoch, and every weight after every step."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("settings", "options", "size"), CASES.values(), ids=CASES)
-def test_every_step_is_that_of_the_card(settings, options, size):
+def test_every_step_is_that_of_the_formulas(settings, options, size):
     naive = NaiveSHOT(0.05, size, **options)
     expected = naive.fit()
     method = SHOT(epochs=EPOCHS, lr=0.05, batch_size=size, **settings)

@@ -1,4 +1,4 @@
-"""Tent against its card written out: every answer, and weight and bias after every batch."""
+"""Tent against its formulas written out: every answer, and weight and bias after every batch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NaiveTent:
 @pytest.mark.parametrize(
     ("rate", "steps", "episodic"), [(1e-3, 1, False), (0.05, 1, False), (0.05, 3, False), (0.05, 2, True)]
 )
-def test_every_batch_is_that_of_the_card(optimizer, rate, steps, episodic):
+def test_every_batch_is_that_of_the_formulas(optimizer, rate, steps, episodic):
     naive = NaiveTent(optimizer, rate, steps, episodic=episodic)
     ours = Tent(optimizer=optimizer, lr=rate, steps=steps, episodic=episodic).adapt(
         make_tiny().double(), Target(make_support())

@@ -50,6 +50,10 @@ class DeltaReg(SGDFineTuning):
     name: ClassVar[str] = "delta-reg"
     paper: ClassVar[str] = "Li et al., ICLR 2019"
     changes: ClassVar[str] = "everything"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_delta_reg_naive.py`: every weight after every step of the head for the attention and "
+        "of the training itself, against the formulas, to 1e-9"
+    )
 
     weight_decay: float = 0.0
     alpha: float = 0.01

@@ -1,4 +1,4 @@
-"""MixStyle and plain training against their cards written out: every weight after every step of the trainer."""
+"""MixStyle and plain training against their formulas written out: every weight after every step of the trainer."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), CASES.values(), ids=CASES)
-def test_every_step_is_that_of_the_card(algorithm, settings):
+def test_every_step_is_that_of_the_formulas(algorithm, settings):
     naive = NaiveTraining(*settings).fit()
     with every_step() as steps:
         trained = train(make_staged().double(), SOURCES, RECIPE, algorithm).model.state_dict()
