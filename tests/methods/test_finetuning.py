@@ -139,7 +139,8 @@ def test_the_starting_point_costs_nothing_and_pulls_in_proportion(scope):
     network = Network.of(model, make_support().images)
     method = L2SP(alpha=0.3, beta=0.7, scope=scope)
     penalty = method.penalty(network, model)
-    head = 0.7 / 2 * sum(p.square().sum().item() for p in model.fc.parameters())
+    own = [model.fc.weight] if scope == "weights" else list(model.fc.parameters())
+    head = 0.7 / 2 * sum(p.square().sum().item() for p in own)
     assert penalty(torch.empty(0)).item() == pytest.approx(head)
     start = model.conv1.weight.detach().clone()
     with torch.no_grad():
@@ -149,6 +150,14 @@ def test_the_starting_point_costs_nothing_and_pulls_in_proportion(scope):
     assert torch.allclose(model.conv1.weight.grad, 0.3 * (model.conv1.weight - start))
     assert (model.bn1.weight.grad is None) == (scope == "weights")
     assert torch.allclose(model.fc.weight.grad, 0.7 * model.fc.weight)
+
+
+def test_a_network_that_is_nothing_but_a_head_is_decayed_towards_zero():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    expected = state(adapted(L2(weight_decay=0.5), model))
+    for name, tensor in state(adapted(L2SP(beta=0.5), model)).items():
+        assert torch.allclose(tensor, expected[name], atol=1e-6)
 
 
 def test_a_strong_pull_freezes_the_body():

@@ -1,8 +1,7 @@
-"""SFDA: its pure functions and its training against naive loops."""
+"""SFDA: its pure functions against naive loops, and what its training promises; its steps: test_sfda_naive."""
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -184,57 +183,6 @@ def test_the_first_step_trains_the_body_but_not_the_head_of_the_prototypes():
 
 def test_later_steps_train_everything():
     assert changed(QUICK) == set(make_tiny().state_dict())
-
-
-def naive_steps(model, images, steps, lr, head_lr):
-    """Full-batch SFDA on the tiny network, memory every two steps, with hand-made Nesterov momentum in float64."""
-    with torch.no_grad():
-        source_labels = model(images).argmax(1)
-    model, helper = copy.deepcopy(model), copy.deepcopy(model.fc)
-    tensors = [*model.parameters(), *helper.parameters()]
-    rates = [head_lr if name.startswith("fc.") else lr for name, _ in model.named_parameters()] + [head_lr] * 2
-    velocity = [torch.zeros_like(tensor) for tensor in tensors]
-    entered = []
-    model.fc.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
-    for t in range(steps):
-        if t % 2 == 0:
-            model.eval()
-            with torch.no_grad():
-                logits = model(images)
-            p = logits.softmax(1)
-            h = -(p * p.log()).sum(1) / math.log(3)
-            chosen = naive_prototypes(p, h, naive_threshold(p.argmax(1), h, 3), 100)
-            prototypes = [[entered[-1][i].tolist() for i in row] for row in chosen]
-        model.bn1.train()
-        model.bn2.train()
-        logits = model(images)
-        features = entered[-1]
-        a = 2 / (1 + math.exp(-10 * t / (steps / 2))) - 1
-        loss = (1 - a) * F.cross_entropy(helper(features), source_labels)
-        for i, feature in enumerate(features.tolist()):
-            label, confident = naive_nearest(feature, prototypes)
-            if confident:
-                loss = loss + a * F.cross_entropy(logits[i : i + 1], torch.tensor([label])) / len(images)
-        gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
-        with torch.no_grad():
-            for i, (tensor, gradient) in enumerate(zip(tensors, gradients, strict=True)):
-                if a == 0 and 6 <= i < 8:  # the head of the prototypes waits, decay included
-                    continue
-                decayed = (0 if gradient is None else gradient) + 5e-4 * tensor
-                velocity[i] = 0.9 * velocity[i] + decayed
-                tensor.sub_(rates[i] * (1 + 10 * t / steps) ** -0.75 * (decayed + 0.9 * velocity[i]))
-    return model.eval()
-
-
-def test_five_steps_agree_with_a_naive_loop_in_float64():
-    model, images = make_tiny().double(), IMAGES.double()
-    assert [name for name, _ in model.named_parameters()][6:] == ["fc.weight", "fc.bias"]
-    expected = naive_steps(model, images, 5, lr=0.01, head_lr=0.05)(images)
-    method = SFDA(steps=5, memory_every=2, lr=0.01, head_lr=0.05)
-    fitted = method.fit(model, target(images))
-    assert (fitted.predictor(images) - expected).abs().max() < 1e-9
-    assert (fitted.predictor(images) - model(images)).abs().max() > 1e-2
-    assert max(fitted.notes["confident"]) > 0
 
 
 @pytest.mark.parametrize("memory", ["eval", "train"])

@@ -46,6 +46,7 @@ class Method(Settings, abc.ABC):
     paper: ClassVar[str]
     needs: ClassVar[Needs]
     changes: ClassVar[str]  # which tensors of the network may differ afterwards, in words
+    verified: ClassVar[str]  # which test compares it with what, and how closely, in words
     returns: ClassVar[str] = "plain network"
 
     @property

@@ -44,6 +44,10 @@ class Auto(Composite):
     paper: ClassVar[str] = "-"
     needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "everything; with size='small' BatchNorm and the head"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_blend.py`: what it hands over is what the candidate that it names gives, to 1e-5; it "
+        "has no original"
+    )
 
     size: str = "any"
     prior: float = Blend.prior

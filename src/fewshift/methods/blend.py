@@ -30,6 +30,9 @@ class Blend(Method):
     paper: ClassVar[str] = "-"
     needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "BatchNorm weight and bias (statistics where a layer has none)"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_blend.py`: v is that of a naive loop that leaves each image out; it has no original"
+    )
 
     prior: float = 2.0
 
@@ -70,6 +73,10 @@ class BlendHead(Refining):
 
     name: ClassVar[str] = "blend-head"
     changes: ClassVar[str] = Blend.changes + "; the head"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_new_head.py` and `tests/core/test_heads.py`: the parts of the head and their mixture, "
+        "one by one; there is no second implementation of the whole, and no original"
+    )
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Search v, then make the head."""
@@ -92,6 +99,10 @@ class BlendAll(Refining):
 
     name: ClassVar[str] = "blend-all"
     changes: ClassVar[str] = "everything"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_blend.py`: without epochs it is the mean of the blends without each fold, to 1e-6; "
+        "there is no second implementation of its gradient steps, and no original"
+    )
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Search v, make the head, train the last layers."""

@@ -101,6 +101,10 @@ HEADER = """# Methods
 Generated from the classes by `make docs`; `fewshift list methods` prints the same table. Every method is a frozen
 dataclass whose fields are its settings: `fewshift.METHODS["lccs"](epochs=20)` in Python, `--method lccs --set
 epochs=20` on the command line.
+
+**How a method was verified** stands with it. "The formulas" are a second implementation, in the test, from
+the method's description alone: its own forward pass, losses and optimiser, in float64. It shares the order of the
+images with ours, and nothing else.
 """
 
 
@@ -135,7 +139,12 @@ def _section(row: dict[str, Any], method: type[Method]) -> str:
     module = inspect.getmodule(method)
     paper = (inspect.getdoc(module) or "").partition("\n\n")[2].partition("\n\n")[0] if module else ""
     cited = [paper.replace("\n", " ")] if row["paper"][0] not in "-b" and paper else []
-    about = [f"`{row['class']}`. {inspect.getdoc(method)}", *cited, f"Changes: {row['changes']}."]
+    about = [
+        f"`{row['class']}`. {inspect.getdoc(method)}",
+        *cited,
+        f"Changes: {row['changes']}.",
+        f"Verified: {method.verified}.",
+    ]
     return "\n\n".join([f"## {row['name']}", *about, f"Settings: `{settings}`.\n"])
 
 

@@ -23,6 +23,10 @@ class FinetuneBN(FineTuning):
 
     name: ClassVar[str] = "finetune-bn"
     changes: ClassVar[str] = "BatchNorm weight, bias and statistics"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_finetuning_naive.py`: every weight after every step of Adam, and the statistics at the "
+        "end, against the formulas, to 1e-9"
+    )
 
     bn: str = "support"
 
@@ -39,6 +43,9 @@ class FinetuneHead(SGDFineTuning):
 
     name: ClassVar[str] = "finetune-head"
     changes: ClassVar[str] = "the head"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_finetuning_naive.py`: every weight after every step, against the formulas, to 1e-9"
+    )
 
     bn: str = "source_frozen"
 
@@ -56,6 +63,10 @@ class FinetuneFeatures(SGDFineTuning):
 
     name: ClassVar[str] = "finetune-features"
     changes: ClassVar[str] = "everything but the head"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_finetuning_naive.py`: every weight after every step, and the statistics at the end, "
+        "against the formulas, to 1e-9"
+    )
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train the body under the frozen source head."""
@@ -68,6 +79,10 @@ class L2(SGDFineTuning):
 
     name: ClassVar[str] = "l2"
     changes: ClassVar[str] = "everything"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_finetuning_naive.py`: every weight after every step, and the statistics at the end, "
+        "against the formulas, to 1e-9"
+    )
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Train everything."""

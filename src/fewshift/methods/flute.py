@@ -38,6 +38,10 @@ class Flute(Method):
     paper: ClassVar[str] = "Triantafillou et al., ICML 2021"
     needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "BatchNorm weight, bias and statistics; the head (nearest centroids)"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_flute_naive.py`: weight and bias after every step, the statistics and the centroids, "
+        "against the formulas, to 1e-9"
+    )
 
     stats: str = "support"
     centroid_grad: str = "flow"

@@ -33,6 +33,10 @@ class LateFusion(SGDFineTuning):
     paper: ClassVar[str] = "Hoffman et al., 2013"
     changes: ClassVar[str] = "a second head is added; the head, if scores are logits"
     returns: ClassVar[str] = "network with both heads"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_finetuning_naive.py`: the second head after every step, and the blended probabilities, "
+        "against the formulas, to 1e-9"
+    )
 
     bn: str = "source_frozen"
     weight: float = 0.5

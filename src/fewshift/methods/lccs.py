@@ -82,6 +82,10 @@ class LCCS(Method):
     paper: ClassVar[str] = "Zhang et al., IJCAI 2022"
     needs: ClassVar[Needs] = Needs.SUPPORT
     changes: ClassVar[str] = "BatchNorm weight and bias (statistics where a layer has none); the head if replaced"
+    verified: ClassVar[str] = (
+        "`tests/methods/test_lccs_naive.py`: the loss of every v to 1e-9, the coefficients to 1e-6 and the answers "
+        "to 1e-5, against the four stages of the paper, and against the quirks of the released code"
+    )
 
     n: int | float | str = "k*classes"
     init: str | float | None = "grid"

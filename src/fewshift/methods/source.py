@@ -21,6 +21,7 @@ class Source(Method):
     paper: ClassVar[str] = "-"
     needs: ClassVar[Needs] = Needs.NOTHING
     changes: ClassVar[str] = "nothing"
+    verified: ClassVar[str] = "`tests/methods/test_contract.py`: no tensor changes, bit for bit"
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """A copy of the network in evaluation mode."""

@@ -127,6 +127,7 @@ class Algorithm(LayerChange):
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    verified: ClassVar[str]  # which test compares it with what, and how closely, in words
     views: ClassVar[int] = 1  # how often each image is augmented in a step
     kinds: ClassVar[tuple[Labels, ...]] = (IMAGES, PIXELS)  # the labels it can learn from
 
