@@ -24,7 +24,7 @@ def pictures_of(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
 
 def _costs(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
     """Seconds of adaptation, and milliseconds of a prediction, for each row and k."""
-    timed = [outcome for outcome in outcomes if "seconds" in outcome.result and images_of(outcome)]
+    timed = [outcome for outcome in outcomes if "seconds" in outcome.result and images_of(outcome.result)]
     several = len(set(map(BATCH.of, filter(streams, timed)))) > 1
 
     def name(outcome: Outcome) -> str:
@@ -32,7 +32,9 @@ def _costs(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
         return f"{outcome.row.name}, batch {BATCH.of(outcome):g}" if batched else outcome.row.name
 
     # a fit is shared by all its streams, and has predicted every image of the largest
-    largest_first = sorted((outcome for outcome in timed if not streams(outcome)), key=lambda each: -images_of(each))
+    largest_first = sorted(
+        (outcome for outcome in timed if not streams(outcome)), key=lambda each: -images_of(each.result)
+    )
     once = {id(outcome) for outcome in one_per_fit(largest_first)}
     rows = grouped((outcome for outcome in timed if streams(outcome) or id(outcome) in once), name)
     if not rows:
@@ -60,7 +62,7 @@ def _costs(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
 COSTS: dict[str, Callable[[Outcome], float]] = {
     "seconds of adaptation": lambda outcome: float(outcome.result["seconds"]["adapt"]),
     "milliseconds for an answer": lambda outcome: (
-        1000 * float(outcome.result["seconds"]["predict"]) / images_of(outcome)
+        1000 * float(outcome.result["seconds"]["predict"]) / images_of(outcome.result)
     ),
 }
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from fewshift.core.labels import IMAGES
+from fewshift.core.method import Method
 from fewshift.core.metrics import METRICS, Metric
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
@@ -199,14 +200,19 @@ def name_of(outcome: Outcome, shots: float | None = None) -> str:
 
 def streams(outcome: Outcome) -> bool:
     """Whether the result depends on the stream of test images."""
-    return sees_stream(outcome.cell.build(), torch.empty(outcome.cell.shots or 0))
+    return is_streamed(outcome.cell.build(), outcome.cell.shots)
 
 
-def images_of(outcome: Outcome) -> int:
+def is_streamed(method: Method, shots: int | None) -> bool:
+    """Whether the results of a method depend on the stream of test images."""
+    return sees_stream(method, torch.empty(shots or 0))
+
+
+def images_of(result: Mapping[str, Any]) -> int:
     """How many test images it was measured on."""
-    if "image_iou" in outcome.result:  # the tally is of pixels
-        return len(outcome.result["image_iou"])
-    return sum(map(sum, outcome.result.get("tally", ())))
+    if "image_iou" in result:  # the tally is of pixels
+        return len(result["image_iou"])
+    return sum(map(sum, result.get("tally", ())))
 
 
 def mix_of(outcome: Outcome) -> str:
