@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fewshift.report.compared_figures import (
@@ -37,6 +39,20 @@ def test_the_span_has_every_line_and_band_and_calms_noise():
     assert 80.0 < high < 85.0
     low, high = span_of_curves([ComparedCurve("lccs", {1: [90.0], 5: [90.5]}, {})])
     assert high - low == pytest.approx(10.0)
+
+
+def test_no_line_of_a_note_leaves_the_picture_whatever_the_networks_are_called(tmp_path, monkeypatch):
+    note = f"PACS.\nNetworks: {' and '.join(f'timm:resnet{depth}, mixstyle, 224 px' for depth in range(18, 28))}."
+    ends = []
+    monkeypatch.setattr(Figure, "savefig", lambda canvas, *_, **__: ends.append(right_end(canvas)))
+    draw_compared(FIGURE._replace(note=note), tmp_path / "a.png")
+    assert 0.8 < ends[0] < 1
+
+
+def right_end(canvas: Figure) -> float:
+    """Where the widest text beneath the plot ends, as a share of the width."""
+    drawing = FigureCanvasAgg(canvas)
+    return max(text.get_window_extent(drawing.get_renderer()).x1 for text in canvas.texts) / canvas.bbox.width
 
 
 def test_names_that_are_far_apart_stay_where_they_are():

@@ -6,6 +6,7 @@ stand at the end of the lines, so that nobody has to look them up. The same data
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,10 @@ from fewshift.report.drawing import COLOURS, DASHES, FAINT, INK, PAPER, STYLE, m
 SIZE = (8.0, 4.6)  # inches: 800 by 460 units on a page
 DOTS = 200  # for each inch: sharp on a dense screen
 APART = 0.052  # of the height: the least distance of two names
+LEFT, TOP = 0.085, 0.915  # of the plot, in shares of the picture
+NOTE_LINE = 0.0375  # of the height
+LONGEST_LINE = 104  # letters beneath the plot
+QUIET = "#6b6b73"
 ROOM = 0.06  # of the height, above and below the lines
 LEAST_SPAN = 10.0  # points: noise shall not look like a difference
 
@@ -32,7 +37,7 @@ class MethodStyle(NamedTuple):
 
 
 METHOD_STYLES = {
-    "source": MethodStyle("source network", "#6b6b73"),
+    "source": MethodStyle("source network", QUIET),
     "testtime-bn": MethodStyle("test-time BN", COLOURS["second"]),
     "tent": MethodStyle("Tent", COLOURS["sixth"]),
     "adabn": MethodStyle("AdaBN", COLOURS["eighth"]),
@@ -72,12 +77,19 @@ def draw_compared(figure: ComparedFigure, path: Path) -> Path:
     """Write a PNG."""
     with matplotlib.style.context(["default", STYLE | {"lines.linewidth": 2.0, "lines.markersize": 5.5}]):
         canvas = Figure(figsize=SIZE, facecolor=PAPER)
-        axes = canvas.add_axes((0.085, 0.215, 0.70, 0.70), facecolor=PAPER)
+        note = wrapped(figure.note)
+        bottom = 0.14 + NOTE_LINE * len(note)
+        axes = canvas.add_axes((LEFT, bottom, 0.70, TOP - bottom), facecolor=PAPER)
         _paint(axes, figure)
-        canvas.text(0.085, 0.025, figure.note, color="#6b6b73", fontsize=9, va="bottom", linespacing=1.4)
+        canvas.text(LEFT, 0.025, "\n".join(note), color=QUIET, fontsize=9, va="bottom", linespacing=1.4)
         with whole(path) as draft:
             canvas.savefig(draft, format="png", dpi=DOTS, metadata={"Software": None})
     return path
+
+
+def wrapped(note: str) -> list[str]:
+    """The lines of a note, none of which leaves the picture."""
+    return [line for paragraph in note.splitlines() for line in textwrap.wrap(paragraph, LONGEST_LINE)]
 
 
 def _paint(axes: Any, figure: ComparedFigure) -> None:
