@@ -74,7 +74,7 @@ PANELS = {  # the group in which help shows an option, by the name of its parame
     EVIDENCE: "validate accept no_check select draws fail_on_alarm",
     RUNNING: "workers engine address part_size data_root threads device port no_browser",
     OUTPUT: "out write base format with_preprocessing opset report strict top all_probabilities with_source dry_run "
-    "write_rejected verbose overwrite resume revert everything contains folder as_json",
+    "write_rejected verbose overwrite resume revert everything contains folder docs as_json",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 SHORT = {"model": "-m", "weights": "-w", "support": "-s", "delta": "-d", "out": "-o", "workers": "-j"}

@@ -113,31 +113,44 @@ def is_ahead(first: Entry, second: Entry) -> bool:
 
 
 def with_average(table: Table) -> Table:
-    """The table with a last column: the mean over the others within each seed, then over seeds.
+    """The table with a last column: the average of the others, where there are several."""
+    if len(table.columns) < 2:
+        return table
+    lines = tuple(replace(line, entries=(*line.entries, average_of(line))) for line in table.lines)
+    return replace(table, columns=(*table.columns, "average"), lines=lines)
+
+
+def average_of(line: Line) -> Entry:
+    """The mean over the entries within each seed that all of them have.
 
     The paper's value beside it is the one it prints, or the mean of its entries where it prints none.
     """
-    if len(table.columns) < 2:
-        return table
-    lines = []
-    for line in table.lines:
-        seeds = set.intersection(*(set(entry.values) for entry in line.entries)) if line.entries else set()
-        means = {seed: statistics.fmean(entry.values[seed] for entry in line.entries) for seed in sorted(seeds)}
-        printed = line.printed_average if line.printed_average is not None else _mean_of_papers(line.entries)
-        lines.append(replace(line, entries=(*line.entries, Entry(means, printed))))
-    return replace(table, columns=(*table.columns, "average"), lines=tuple(lines))
+    seeds = set.intersection(*(set(entry.values) for entry in line.entries)) if line.entries else set()
+    means = {seed: statistics.fmean(entry.values[seed] for entry in line.entries) for seed in sorted(seeds)}
+    printed = line.printed_average if line.printed_average is not None else _mean_of_papers(line.entries)
+    return Entry(means, printed)
 
 
 def markdown(table: Table) -> str:
-    """A pipe table; best in bold, second in italics."""
-    return _pipes(table.title, _header(table), _rows(table, _cell, {"best": "**{}**", "second": "_{}_"}))
+    """A heading, and a pipe table with its header; best in bold, second in italics."""
+    return f"### {_cell(table.title)}\n\n{untitled_markdown(table)}"
+
+
+def untitled_markdown(table: Table) -> str:
+    """The same without the heading."""
+    return _pipes(_header(table), _rows(table, _cell, {"best": "**{}**", "second": "_{}_"}))
 
 
 def listing_markdown(listing: Listing) -> str:
-    """A pipe table, and beneath it the sentences."""
+    """A heading, a pipe table with its header, and beneath it the sentences."""
+    return f"### {_cell(listing.title)}\n\n{untitled_listing(listing)}"
+
+
+def untitled_listing(listing: Listing) -> str:
+    """The same without the heading."""
     rows = [list(map(_cell, line)) for line in (listing.columns, *listing.lines)]
     sentences = "".join(f"\n- {_cell(sentence)}" for sentence in listing.sentences)
-    return _pipes(listing.title, listing.header, rows) + sentences + "\n" * bool(sentences)
+    return _pipes(listing.header, rows) + sentences + "\n" * bool(sentences)
 
 
 def latex(table: Table) -> str:
@@ -164,9 +177,9 @@ def _rows(table: Table, escape: Callable[[str], str], wraps: Mapping[str, str]) 
     return rows
 
 
-def _pipes(title: str, header: str, rows: Sequence[Sequence[str]]) -> str:
+def _pipes(header: str, rows: Sequence[Sequence[str]]) -> str:
     head, *lines = ("| " + " | ".join(row) + " |" for row in rows)
-    return f"### {_cell(title)}\n\n{header}\n\n" + "\n".join([head, "|" + "---|" * len(rows[0]), *lines]) + "\n"
+    return f"{header}\n\n" + "\n".join([head, "|" + "---|" * len(rows[0]), *lines]) + "\n"
 
 
 def _booktabs(notes: Sequence[str], columns: str, rows: Sequence[Sequence[str]]) -> str:

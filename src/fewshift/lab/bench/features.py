@@ -24,7 +24,7 @@ from fewshift.lab.bench.cell import LAST, Cell, FeatureCell, Sample
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.grid_format import check_known, read_toml
 from fewshift.lab.bench.materials import Materials
-from fewshift.lab.bench.run import versions
+from fewshift.lab.bench.provenance import made_by
 from fewshift.lab.datasets.domain import Domain
 
 PERPLEXITY = 30.0
@@ -102,7 +102,7 @@ def embed(cell: FeatureCell, materials: Materials) -> dict[str, Any]:
     return result | {
         "seconds": {"adapt": 0.0, "predict": time.perf_counter() - began},
         "notes": {},
-        "versions": versions(),
+        **made_by(network),
     }
 
 

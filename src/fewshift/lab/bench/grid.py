@@ -73,6 +73,7 @@ class Grid:
     - source: the name of the source network; {target}, {origin} and {seed} stand for the cell's own.
     - metric: the score, the data set's own by default.
     - measure: what the table holds: that score, the blend `v` that LCCS chose, or seconds.
+    - paper_networks: those that the paper's values are of.
     - validate: "cv" judges the adaptations of all rows with shots as `adapt` does.
     """
 
@@ -88,6 +89,7 @@ class Grid:
     max_test: int | None = None
     largest_support: int = 10
     tuned_on: tuple[str, ...] = ()
+    paper_networks: str = ""
 
     @classmethod
     def load(cls, path: str | Path) -> Grid:

@@ -64,6 +64,7 @@ GRID_KINDS = {
     "dataset": WORD,
     "metric": WORD,
     "measure": WORD,
+    "paper_networks": WORD,
     "validate": _one_of(VALIDATIONS),
     "targets": TARGETS,
     "tuned_on": TARGETS,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
-from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import Experiment, FeatureCell
 from fewshift.lab.bench.classes import classes_of, scenes_of
-from fewshift.lab.bench.features import FeatureGrid, load_grid
+from fewshift.lab.bench.features import FeatureGrid
+from fewshift.lab.bench.folder import open_run, times_of, versions_of
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.pictures import clouds, pictures_of
-from fewshift.lab.bench.record import Record, Records
+from fewshift.lab.bench.record import Record
 from fewshift.lab.bench.results import Outcome, grouped, outcomes, table_of
 from fewshift.lab.bench.trust import NetworkName, home_accuracies, trials
 from fewshift.lab.bench.trust_pictures import trust_pictures
@@ -27,15 +27,10 @@ EXAMPLES = 3  # of the cells behind one error
 
 def read_run(folder: Path) -> Run:
     """The run in a folder: one section for each grid that was run into it."""
-    if not (folder / "records.jsonl").is_file() or not (files := Records(folder).grids()):
-        raise FewshiftError(f"there is no run in {folder}: give the folder that `fewshift bench` named")
-    stored = Records(folder)
-    records = stored.read()
-    grids = {file.stem: load_grid(file) for file in files}
-    keys = {cell.key for grid in grids.values() for cell in grid.cells()}  # grids may share cells
-    ours = [record for key, record in records.items() if key in keys]
-    times = sorted(record["began"] for record in ours if "began" in record)
-    name = folder.resolve().name
+    opened = open_run(folder)
+    records, grids, name = opened.records, opened.grids, opened.name
+    ours = opened.records_of(*grids)
+    times = times_of(ours)
     finished = {stem: outcomes(grid, records) for stem, grid in grids.items() if isinstance(grid, Grid)}
     homes = home_accuracies(outcome for group in finished.values() for outcome in group)
     sections = [_section(stem, grid, records, finished.get(stem, []), homes) for stem, grid in grids.items()]
@@ -44,14 +39,14 @@ def read_run(folder: Path) -> Run:
     return Run(
         name,
         sections,
-        cells=len(keys),
+        cells=len({cell.key for grid in grids.values() for cell in grid.cells()}),  # grids may share cells
         done=sum("result" in record for record in ours),
         began=_date(times[0]) if times else "",
         ended=_date(times[-1]) if times else "",
         seconds=sum(record.get("seconds", 0.0) for record in ours),
-        versions=_versions(ours),
+        versions=versions_of(ours),
         resume=f"fewshift bench {shlex.quote(name)}/grids/*.toml --out {shlex.quote(name)}",
-        unreadable=stored.unreadable,
+        unreadable=opened.unreadable,
         trials=together,
         together=listing("All grids: adaptations judged", together) if together else None,
     )
@@ -104,14 +99,5 @@ def _cell_words(cell: Experiment) -> str:
     return f"{cell.method} from {cell.source} to {cell.target}{shots}{mistakes}, seed {cell.seed}"
 
 
-def _versions(records: Iterable[Record]) -> dict[str, str]:
-    """The versions of each package that made these records."""
-    versions: dict[str, set[str]] = {}
-    for record in records:
-        for name, version in record.get("result", {}).get("versions", {}).items():
-            versions.setdefault(name, set()).add(version)
-    return {name: " and ".join(sorted(versions[name])) for name in sorted(versions)}
-
-
-def _date(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+def _date(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"

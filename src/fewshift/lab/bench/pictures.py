@@ -10,7 +10,7 @@ from fewshift.lab.bench.features import FeatureGrid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.learned import chosen_v, layers, objectives
 from fewshift.lab.bench.record import Record
-from fewshift.lab.bench.results import Group, Outcome, grouped, one_per_fit, streams
+from fewshift.lab.bench.results import Group, Outcome, grouped, images_of, one_per_fit, streams
 from fewshift.report import prose as words
 from fewshift.report import run_figures as figures
 from fewshift.report.pictures import Picture
@@ -24,7 +24,7 @@ def pictures_of(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
 
 def _costs(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
     """Seconds of adaptation, and milliseconds of a prediction, for each row and k."""
-    timed = [outcome for outcome in outcomes if "seconds" in outcome.result and _images(outcome)]
+    timed = [outcome for outcome in outcomes if "seconds" in outcome.result and images_of(outcome.result)]
     several = len(set(map(BATCH.of, filter(streams, timed)))) > 1
 
     def name(outcome: Outcome) -> str:
@@ -32,7 +32,9 @@ def _costs(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
         return f"{outcome.row.name}, batch {BATCH.of(outcome):g}" if batched else outcome.row.name
 
     # a fit is shared by all its streams, and has predicted every image of the largest
-    largest_first = sorted((outcome for outcome in timed if not streams(outcome)), key=lambda each: -_images(each))
+    largest_first = sorted(
+        (outcome for outcome in timed if not streams(outcome)), key=lambda each: -images_of(each.result)
+    )
     once = {id(outcome) for outcome in one_per_fit(largest_first)}
     rows = grouped((outcome for outcome in timed if streams(outcome) or id(outcome) in once), name)
     if not rows:
@@ -59,7 +61,9 @@ def _costs(grid: Grid, outcomes: Group, key: str) -> list[Picture]:
 
 COSTS: dict[str, Callable[[Outcome], float]] = {
     "seconds of adaptation": lambda outcome: float(outcome.result["seconds"]["adapt"]),
-    "milliseconds for an answer": lambda outcome: 1000 * float(outcome.result["seconds"]["predict"]) / _images(outcome),
+    "milliseconds for an answer": lambda outcome: (
+        1000 * float(outcome.result["seconds"]["predict"]) / images_of(outcome.result)
+    ),
 }
 
 
@@ -69,12 +73,6 @@ def _kind(outcome: Outcome) -> str:
 
 def _k(kind: tuple[str, Group]) -> float:
     return SHOTS.of(kind[1][0])
-
-
-def _images(outcome: Outcome) -> int:
-    if "image_iou" in outcome.result:  # the tally is of pixels
-        return len(outcome.result["image_iou"])
-    return sum(map(sum, outcome.result.get("tally", ())))
 
 
 def clouds(grid: FeatureGrid, records: Mapping[str, Record], key: str) -> list[Picture]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from fewshift.core.labels import IMAGES
+from fewshift.core.method import Method
 from fewshift.core.metrics import METRICS, Metric
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
@@ -57,34 +58,53 @@ def outcomes(grid: Grid, records: Mapping[str, Record]) -> list[Outcome]:
     ]
 
 
-def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
-    """Rows by shots and condition, targets as columns; entries without a result are empty."""
+@dataclass(frozen=True)
+class PlacedLine:
+    """A line of a grid's table, and what it is of."""
+
+    row: GridRow
+    shots: int | None
+    condition: Condition
+    line: Line
+
+
+def placed_lines(grid: Grid, records: Mapping[str, Record]) -> list[PlacedLine]:
+    """Rows by shots and condition, with an entry for each target; entries without a result are empty."""
     streams_differ = {condition for row in grid.rows for condition in row.conditions} != {Condition()}
-    lines = [
-        Line(
-            row.name,
+    return [
+        PlacedLine(
+            row,
             shots,
-            _words(condition) if streams_differ else "",
-            tuple(
-                Entry(
-                    _by_seed(row, _finished(grid, row, column, shots, condition, records)),
-                    _printed(row, column.label, shots),
-                )
-                for column in grid.columns
+            condition,
+            Line(
+                row.name,
+                shots,
+                _words(condition) if streams_differ else "",
+                tuple(
+                    Entry(
+                        _by_seed(row, _finished(grid, row, column, shots, condition, records)),
+                        _printed(row, column.label, shots),
+                    )
+                    for column in grid.columns
+                ),
+                _printed(row, "average", shots),
+                among=f"{condition.order} {condition.alpha} {row.target} {row.damage} {row.corruptions}",
             ),
-            _printed(row, "average", shots),
-            among=f"{condition.order} {condition.alpha} {row.target} {row.damage} {row.corruptions}",
         )
         for row in grid.rows
         for shots, condition in product(row.shots or (None,), row.conditions)
     ]
+
+
+def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
+    """All lines, targets as columns."""
     cap = f", at most {grid.max_test} test images per domain" if grid.max_test else ""
     return Table(
         grid.title,
         f"{what(grid)}{cap}",
         RULE,
         tuple(column.label for column in grid.columns),
-        tuple(lines),
+        tuple(placed.line for placed in placed_lines(grid, records)),
         ranked=grid.measure == "score" and metric_of(grid).higher_is_better,
         digits=1 if grid.measure == "score" else 2,
     )
@@ -180,7 +200,19 @@ def name_of(outcome: Outcome, shots: float | None = None) -> str:
 
 def streams(outcome: Outcome) -> bool:
     """Whether the result depends on the stream of test images."""
-    return sees_stream(outcome.cell.build(), torch.empty(outcome.cell.shots or 0))
+    return is_streamed(outcome.cell.build(), outcome.cell.shots)
+
+
+def is_streamed(method: Method, shots: int | None) -> bool:
+    """Whether the results of a method depend on the stream of test images."""
+    return sees_stream(method, torch.empty(shots or 0))
+
+
+def images_of(result: Mapping[str, Any]) -> int:
+    """How many test images it was measured on."""
+    if "image_iou" in result:  # the tally is of pixels
+        return len(result["image_iou"])
+    return sum(map(sum, result.get("tally", ())))
 
 
 def mix_of(outcome: Outcome) -> str:

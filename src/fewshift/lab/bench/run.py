@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewshift import __version__
 from fewshift.api import adapt
 from fewshift.core.labels import IMAGES
 from fewshift.core.method import Method, Needs
@@ -23,6 +21,7 @@ from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.damage import Drawn, damaged
 from fewshift.lab.bench.materials import Materials
+from fewshift.lab.bench.provenance import made_by
 from fewshift.lab.bench.scenes import capped, run_scenes, short_notes
 from fewshift.lab.datasets.domain import Domain
 from fewshift.methods.catalog import METHODS
@@ -62,7 +61,7 @@ def run(cell: Cell, materials: Materials) -> dict[str, Any]:
     if scenes is not None:
         if cell.damage or cell.validate:
             raise FewshiftError(f"{cell.dataset} has labels for pixels: leave damage and validate out")
-        return run_scenes(cell, method, network, scenes) | {"versions": versions()}
+        return run_scenes(cell, method, network, scenes) | made_by(network)
     domain = materials.domain(cell)
     labels, classes = domain.labels, len(domain.classes)
     left_out, test = split(domain, cell)
@@ -95,13 +94,8 @@ def run(cell: Cell, materials: Materials) -> dict[str, Any]:
         "notes": answers.notes,
         "layers": answers.layers,
         "seconds": answers.seconds,
-        "versions": versions(),
+        **made_by(network),
     }
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that made a result."""
-    return {"fewshift": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def split(domain: Domain, cell: Cell) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,53 @@
+"""The folder of a run, read: its grids, its records, and what these say about when and with what they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fewshift.errors import FewshiftError
+from fewshift.lab.bench.features import FeatureGrid, load_grid
+from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.record import Record, Records
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Everything that `bench` left in a folder."""
+
+    name: str
+    grids: Mapping[str, Grid | FeatureGrid]
+    records: Mapping[str, Record]
+    unreadable: int  # lines of the file of records
+
+    def records_of(self, *names: str) -> list[Record]:
+        """The records of some grids; grids may share cells."""
+        keys = {cell.key for name in names for cell in self.grids[name].cells()}
+        return [record for key, record in self.records.items() if key in keys]
+
+
+def open_run(folder: str | Path) -> RunFolder:
+    """Read a folder that `bench` wrote."""
+    folder = Path(folder)
+    if not (folder / "records.jsonl").is_file() or not (files := Records(folder).grids()):
+        raise FewshiftError(f"there is no run in {folder}: give the folder that `fewshift bench` named")
+    stored = Records(folder)
+    records = stored.read()
+    grids = {file.stem: load_grid(file) for file in files}
+    return RunFolder(folder.resolve().name, grids, records, stored.unreadable)
+
+
+def versions_of(records: Iterable[Record]) -> dict[str, str]:
+    """The versions of each package that made these records."""
+    versions: dict[str, set[str]] = {}
+    for record in records:
+        for name, version in record.get("result", {}).get("versions", {}).items():
+            versions.setdefault(name, set()).add(version)
+    return {name: " and ".join(sorted(versions[name])) for name in sorted(versions)}
+
+
+def times_of(records: Iterable[Record]) -> list[datetime]:
+    """When the cells of these records began, the oldest first."""
+    return sorted(datetime.fromtimestamp(record["began"], UTC) for record in records if "began" in record)
