@@ -60,7 +60,9 @@ def bench(
     for sentence in sorted(set(summary.errors)):
         times = summary.errors.count(sentence)
         typer.echo(f"failed: {sentence}" + (f" ({times} cells)" if times > 1 else ""), err=True)
-    elsewhere = summary.missing - len(summary.errors)
+    if summary.lost:
+        typer.echo(f"{summary.lost} cells were run, but {summary.folder} lost their results: run it again", err=True)
+    elsewhere = summary.missing - len(summary.errors) - summary.lost
     if elsewhere > 0:
         typer.echo(f"{elsewhere} cells have no result: another process claimed them", err=True)
     if summary.unreadable:

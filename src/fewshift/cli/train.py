@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,10 +93,10 @@ def train(
 ) -> None:
     """Train a source network on all domains but the target; write weights and a card after every epoch."""
     one_thread()
-    from fewshift.lab.training.source import plan_source
+    from fewshift.lab.training.source import plan_source, settings_from_words
 
     flags = {"size": size, "epochs": epochs, "batch_size": batch_size, "lr": lr}
-    settings = _parsed(setting or []) | {key: value for key, value in flags.items() if value is not None}
+    settings = settings_from_words(setting or []) | {key: value for key, value in flags.items() if value is not None}
     training = plan_source(
         dataset, target, source or [], arch=arch, algorithm=algorithm, recipe=recipe, settings=settings,
         weights=weights, seed=seed, out=out, resume=resume, overwrite=overwrite, data_root=data_root,
@@ -140,18 +139,6 @@ def _print_epoch(total: int, metric: str, index: int, epoch: Epoch) -> None:
         f"{epoch.seconds:.0f} s",
         err=True,
     )
-
-
-def _parsed(settings: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE as a table; values are read as JSON where they are JSON."""
-    values: dict[str, Any] = {}
-    for setting in settings:
-        key, _, word = setting.partition("=")
-        try:
-            values[key] = json.loads(word)
-        except json.JSONDecodeError:
-            values[key] = word
-    return values
 
 
 def _print_beginning(training: SourceTraining, weights: str) -> None:

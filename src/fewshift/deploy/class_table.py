@@ -22,6 +22,9 @@ from fewshift.core._files import whole
 from fewshift.deploy.decoding import ReadBatch, Unreadable, batches_of, decoded
 from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
+from fewshift.files.appending import disk_cure
+from fewshift.files.parsing import read_json
+from fewshift.files.shapes import fields, is_flag, is_text
 from fewshift.images.preprocess import Preprocess
 from fewshift.trust.evaluation import class_probabilities
 
@@ -223,9 +226,8 @@ class ClassRun:
                 _note(record, run, finished=False)
                 yield known or set(), _writing(file, [] if known is not None else self.columns.header)
         except OSError as error:
-            raise FewshiftError(
-                f"cannot write {path}: {error.strerror}: choose a file in a folder that exists and is writable"
-            ) from error
+            cure = disk_cure(error, "choose a file in a folder that exists and is writable")
+            raise FewshiftError(f"cannot write {path}: {error.strerror}: {cure}") from error
         _note(record, run, finished=True)
 
 
@@ -282,10 +284,10 @@ def _whole_rows(path: Path, columns: Columns) -> set[str] | None:
 
 def _read_record(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_text("utf-8"))
-        return {"run": str(record["run"]), "finished": bool(record["finished"])}
-    except (OSError, ValueError, KeyError, TypeError):
+        record = read_json(path, path, "remove it")
+    except FewshiftError:
         return None
+    return record if fields({"run": is_text, "finished": is_flag})(record) else None
 
 
 def _note(path: Path, run: str, *, finished: bool) -> None:

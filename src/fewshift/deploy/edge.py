@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshift.deploy.site_format import BaseFile, SiteFile
+from fewshift.deploy.site_format import AGAIN, BaseFile, SiteFile
 from fewshift.errors import FewshiftError
 
 CPU = ("CPUExecutionProvider",)
+FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}  # types of which a value may be no number
 
 
 class _Opened(NamedTuple):
@@ -90,7 +91,9 @@ class Session:
         if path is None:
             return _Opened(self._runtime(self._base.content), None)
         site = SiteFile.read(path)
-        return _Opened(self._runtime(self._base.at(site, path)), site)
+        content = self._base.at(site, path)
+        _refuse_not_numbers(site, path)
+        return _Opened(self._runtime(content), site)
 
     def _runtime(self, content: bytes) -> Any:
         try:
@@ -146,3 +149,10 @@ class Session:
         mean, std = (np.asarray(steps[name], np.float32)[:, None, None] for name in ("mean", "std"))
         scaled = pixels.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
         return np.asarray((scaled - mean) / std, np.float32)
+
+
+def _refuse_not_numbers(site: SiteFile, path: str | Path) -> None:
+    """An error if a tensor of the site is not a number in places."""
+    for name, tensor in site.tensors.items():
+        if tensor.type in FLOATS and np.isnan(np.frombuffer(tensor.values, FLOATS[tensor.type])).any():
+            raise FewshiftError(f"{path} makes {name} not a number in places: {AGAIN}")

@@ -17,6 +17,7 @@ GRAPH, METADATA = 7, 14  # of a model
 INITIALIZER = 5  # of a graph
 DIMS, TYPE, NAME, RAW, EXTERNAL = 1, 2, 8, 9, 13  # of a tensor
 KEY, VALUE = 1, 2  # of an entry of the metadata
+LONGEST = 64  # bits of a number
 TYPES = {  # as safetensors calls them
     1: "F32", 2: "U8", 3: "I8", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64", 16: "BF16",
 }  # fmt: skip
@@ -86,13 +87,14 @@ def _fields(content: bytes, at: int, stop: int) -> Iterator[_Field]:
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
     """A number in groups of seven bits, the lowest first, and where it ends."""
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, LONGEST, 7):
         byte = content[at]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        at += 1
         if byte < 128:
             return value, at
+    raise ValueError("a number without an end")
 
 
 def _tensor(content: bytes, field: _Field) -> tuple[str, TensorPlace | None]:

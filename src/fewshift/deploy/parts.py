@@ -7,7 +7,6 @@ stopped goes on with the parts that are missing. What is kept in memory is the l
 from __future__ import annotations
 
 import csv
-import errno
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,9 @@ from fewshift.deploy.class_table import ClassRun, Columns, ImagePrediction
 from fewshift.deploy.decoding import Unreadable, batches_of
 from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
+from fewshift.files.appending import disk_cure
+from fewshift.files.parsing import read_json
+from fewshift.files.shapes import fields, is_text
 from fewshift.jobs.ledger import alone_in
 
 PART_SIZE = 2000  # images
@@ -146,10 +148,9 @@ def _disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = "free some space" if full else "make it writable"
+        cure = disk_cure(error, "make it writable")
         raise FewshiftError(
-            f"cannot write {path} ({error.strerror or error}): {what}, then --resume (resume=True) goes on"
+            f"cannot write {path} ({error.strerror or error}): {cure}, then --resume (resume=True) goes on"
         ) from error
 
 
@@ -234,9 +235,10 @@ class Parts:
 
 def _stored_run(path: Path) -> str | None:
     try:
-        return str(json.loads(path.read_text("utf-8"))["run"])
-    except (OSError, ValueError, KeyError, TypeError):
+        record = read_json(path, path, "remove it")
+    except FewshiftError:
         return None
+    return str(record["run"]) if fields({"run": is_text})(record) else None
 
 
 def predict_parts(run: ClassRun, parts: Parts) -> PartPredictions:

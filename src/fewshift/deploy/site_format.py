@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from fewshift.deploy.onnx_bytes import OnnxLayout
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import parsed_json
+from fewshift.files.shapes import fields, is_count, is_finite, is_table, is_text, list_of, one_of, or_none, table_of
 
 FORMAT = 1
 BEGINNING = b'{"__metadata__": {"digest": "'  # of the header of every site file
@@ -24,7 +26,24 @@ KEY = "fewshift-site"
 LENGTH = 8  # bytes in which the size of the header is written
 ALIGNED = 8
 AGAIN = "make it again with `fewshift export --base`"
-FACTS = ("classes", "preprocess", "input", "fewshift")  # what a base network says about itself, in its metadata
+NUMBERS = list_of(is_finite, least=1)
+STEPS = or_none(fields({"mean": NUMBERS, "std": NUMBERS}))  # as far as a device looks at them
+CLASSES = or_none(list_of(is_text))
+BASE = {  # what a base network says about itself, in its metadata
+    "classes": CLASSES,
+    "preprocess": STEPS,
+    "input": fields(
+        {
+            "type": one_of("float32", "uint8"),
+            "layout": one_of("NCHW", "NHWC"),
+            "channels": is_count,
+            "size": list_of(or_none(is_count), least=2, most=2),
+        }
+    ),
+    "fewshift": fields({"weights": is_text}),
+}
+SITE = fields({"base": is_text, "network": is_text, "classes": CLASSES, "preprocess": STEPS, "about": is_table})
+ENTRY = fields({"dtype": is_text, "shape": list_of(is_count), "data_offsets": list_of(is_count, least=2, most=2)})
 
 
 class SiteTensor(NamedTuple):
@@ -85,15 +104,12 @@ class SiteFile:
             raise FewshiftError(f"{path} is not a site file: {AGAIN}")
         if content[begin : begin + len(BLANK)] != _digest(content):
             raise FewshiftError(f"{path} was altered after it was written: {AGAIN}")
-        values = LENGTH + int.from_bytes(content[:LENGTH], "little")
-        header = json.loads(content[LENGTH:values])
-        facts = json.loads(header.pop("__metadata__")[KEY])
-        if facts.pop("format") != FORMAT:
+        facts, tensors = _parts(content, path)
+        version = facts.pop("format", None)
+        if type(version) is int and version > FORMAT:
             raise FewshiftError(f"{path} has a newer format than this library reads: update fewshift")
-        tensors = {}
-        for name, entry in header.items():
-            start, stop = entry["data_offsets"]
-            tensors[name] = SiteTensor(entry["dtype"], tuple(entry["shape"]), content[values + start : values + stop])
+        if version != FORMAT or not SITE(facts) or facts.keys() - {"base", "network", "classes", "preprocess", "about"}:
+            raise FewshiftError(f"{path} is not a whole site file: {AGAIN}")
         facts["classes"] = None if facts["classes"] is None else tuple(facts["classes"])
         return cls(tensors, **facts)
 
@@ -109,10 +125,12 @@ class BaseFile:
             raise FewshiftError(f"cannot read the network {path}: {error.strerror}: check the path") from error
         layout = OnnxLayout.of(self.content, path)
         self.tensors = layout.tensors
-        try:
-            self.facts: dict[str, Any] = {key: json.loads(layout.metadata[key]) for key in FACTS}
-        except (KeyError, ValueError) as error:
-            raise FewshiftError(f"{path} was not written by `fewshift export`: export the network again") from error
+        cure = "export the network again"
+        self.facts: dict[str, Any] = {
+            key: parsed_json(layout.metadata[key], f"'{key}' in {path}", cure) for key in BASE if key in layout.metadata
+        }
+        if not fields(BASE)(self.facts):
+            raise FewshiftError(f"{path} was not written by `fewshift export`: {cure}")
 
     @cached_property
     def digest(self) -> str:
@@ -127,6 +145,13 @@ class BaseFile:
             raise FewshiftError(
                 f"{path} was made for another network than that in {self.path}: use a site of this base"
             )
+        for name, tensor in site.tensors.items():
+            own = self.tensors.get(name)
+            if own is None or (own.type, own.shape, own.stop - own.start) != (*tensor[:2], len(tensor.values)):
+                raise FewshiftError(
+                    f"{path} has {name} as {tensor.type} of shape {tensor.shape}, which is no tensor of {self.path}: "
+                    f"{AGAIN}"
+                )
         parts: list[bytes | memoryview] = []
         at, whole = 0, memoryview(self.content)
         for name in sorted(site.tensors, key=lambda name: self.tensors[name].start):
@@ -134,6 +159,28 @@ class BaseFile:
             parts += [whole[at : place.start], site.tensors[name].values]
             at = place.stop
         return b"".join([*parts, whole[at:]])
+
+
+def _parts(content: bytes, path: str | Path) -> tuple[dict[str, Any], dict[str, SiteTensor]]:
+    """What the header says, and the tensors; each lies in the file."""
+    values = LENGTH + int.from_bytes(content[:LENGTH], "little")
+    header = parsed_json(content[LENGTH:values], f"the header of {path}", AGAIN)
+    about: Any = header.pop("__metadata__", None) if is_table(header) else None
+    size = len(content) - values
+    if not fields({KEY: is_text})(about) or not table_of(ENTRY)(header):
+        raise FewshiftError(f"{path} is not a whole site file: {AGAIN}")
+    for name, entry in header.items():
+        start, stop = entry["data_offsets"]
+        if not start <= stop <= size:
+            raise FewshiftError(f"the values of {name} are not in {path}: {AGAIN}")
+    facts = parsed_json(about[KEY], f"the header of {path}", AGAIN)
+    tensors = {
+        name: SiteTensor(
+            entry["dtype"], tuple(entry["shape"]), content[slice(*(values + at for at in entry["data_offsets"]))]
+        )
+        for name, entry in header.items()
+    }
+    return facts if is_table(facts) else {}, tensors
 
 
 def _digest(content: bytes) -> bytes:

@@ -78,7 +78,7 @@ class Sites(Displayed):
         self._folder = folder
         self._files = site_folder(folder)
         self._head = None if head is None else named_head(self._model, head)
-        self._fit = Fit.to(model, classes)
+        self._fit = Fit.to(self._model, classes)
         self._room = sum(tensor.nbytes for tensor in self._model.state_dict().values())
         self._versions = _versions(self._model)
         self._places: dict[str, _Place] = {}  # the last one was used last
@@ -162,8 +162,8 @@ class Sites(Displayed):
             return _Place({})
         place = self._places.pop(name, None)
         if place is None:
-            delta = read_site(name, self._files[name], self._fit)
-            place = _Place(delta.changed(self._model), delta.classes)
+            delta, changes = read_site(name, self._files[name], self._fit)
+            place = _Place(changes, delta.classes)
         self._places[name] = place
         large = [other for other, held in self._places.items() if held.nbytes > LARGE * self._room]
         while sum(self._places[other].nbytes for other in large) > self._room:

@@ -19,7 +19,7 @@ from fewshift.core.losses import Loss
 from fewshift.core.method import Method, Needs
 from fewshift.errors import FewshiftError
 from fewshift.fleet.places import Place, common_classes, named, paths_below
-from fewshift.fleet.work import Crate, Work, adapt_place, at_hand, delta_file, unpack
+from fewshift.fleet.work import Crate, Work, adapt_place, at_hand, delta_file, is_place_record, unpack
 from fewshift.images.inputs import Steps
 from fewshift.jobs.ledger import Ledger, Record, alone_in
 from fewshift.jobs.sweep import WorkPlan, check_engine, missing, sweep
@@ -30,6 +30,7 @@ from fewshift.report.fleet import Fleet, PlaceRow, row_of
 from fewshift.trust.guard import Accept, check_accept
 from fewshift.trust.held_out import INSIDE
 
+LOST = {"error": "its record was lost: run it again"}
 LEDGER = ".fleet"  # the folder in the folder of deltas that remembers what was done
 
 
@@ -86,7 +87,7 @@ def adapt_sites(
     plan = _plan(Work(model, dict(options), folder), settings, travels=workers > 1 or engine == "ray")
     told: set[str] = set()
     with alone_in(folder), told_to(progress) as listener:
-        ledger = Ledger(folder / LEDGER, finished=lambda record: _is_done(record, folder))
+        ledger = Ledger(folder / LEDGER, finished=lambda record: _is_done(record, folder), shape=is_place_record)
         to_do = missing(jobs, ledger)
 
         def tell(record: Record) -> None:
@@ -97,7 +98,9 @@ def adapt_sites(
         with silent():
             sweep(to_do, ledger, plan, workers=workers, tell=tell, engine=engine, address=address)
         records = ledger.read()
-        rows = [_row(place, records[place.key], folder, Path(places), fresh=place.key in told) for place in jobs]
+        rows = [
+            _row(place, records.get(place.key, LOST), folder, Path(places), fresh=place.key in told) for place in jobs
+        ]
     return Fleet(
         rows=tuple(sorted(rows, key=PlaceRow.urgency)),
         folder=Path(out),

@@ -14,11 +14,30 @@ from fewshift import __version__
 from fewshift.api import adapt
 from fewshift.core._progress import silent
 from fewshift.errors import FewshiftError
+from fewshift.files.appending import disk_cure
+from fewshift.files.shapes import fields, is_count, is_flag, is_loss, is_text, list_of, one_of, or_none
 from fewshift.fleet.places import Place
 from fewshift.report import cautions
 from fewshift.report.cautions import CautionWarning
+from fewshift.report.recommendation import Advice
 from fewshift.report.results import Adaptation
 from fewshift.trust.leaks import LeakWarning
+
+GAIN = fields(dict.fromkeys(("point", "low", "high"), is_loss))
+RESULT = fields(
+    {
+        "accepted": is_flag,
+        "advice": one_of(*(advice.value for advice in Advice)),
+        "delta": or_none(is_count),
+        "gain": or_none(GAIN),
+        "images": is_count,
+        "recommendation": list_of(is_text, least=3, most=3),
+        "shift": or_none(fields({"score": is_loss, "shifted": is_flag})),
+        "suspects": is_count,
+        "warnings": list_of(is_text),
+    }
+)
+PLACE_RECORD = fields({"place": fields({"name": is_text})}, {"result": RESULT})
 
 
 @dataclass(frozen=True)
@@ -78,11 +97,15 @@ def adapt_place(place: Place, work: Work) -> dict[str, Any]:
         else:
             file.unlink(missing_ok=True)  # an earlier one was fitted to other images, or by other options
     except OSError as error:
-        raise FewshiftError(
-            f"cannot write {file} ({error.strerror}): free some space or make it writable, then run it again"
-        ) from error
+        cure = disk_cure(error, "make it writable")
+        raise FewshiftError(f"cannot write {file} ({error.strerror}): {cure}, then run it again") from error
     ours = [str(note.message) for note in noted if issubclass(note.category, (CautionWarning, LeakWarning))]
     return _summary(result, ours) | {"delta": file.stat().st_size if result.accepted else None}
+
+
+def is_place_record(record: dict[str, Any]) -> bool:
+    """Whether a line of the ledger is what `adapt_place` writes, as far as tables look at it."""
+    return PLACE_RECORD(record)
 
 
 def delta_file(out: Path, name: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from fewshift.core.left_out import LeftOut
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import parsed_json
 from fewshift.images.class_names import plain_name
 from fewshift.images.formats import looks_like_an_image
 
@@ -124,10 +124,7 @@ def _columns(header: Sequence[str], path: Path) -> tuple[int, int]:
 
 
 def _json_entries(text: str, path: Path) -> list[ListedImage]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise FewshiftError(f"{path} is not JSON ({error}): export it again") from error
+    content = parsed_json(text, path, "export it again")
     try:
         if isinstance(content, dict) and {"images", "annotations"} <= content.keys():
             return list(_coco_entries(content))

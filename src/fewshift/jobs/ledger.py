@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from fewshift.errors import FewshiftError
+from fewshift.files.appending import append_whole, disk_cure
+from fewshift.files.parsing import parsed_json
+from fewshift.files.shapes import Shape, fields, is_number, is_table, is_text
 
 Record = dict[str, Any]
+RECORD = fields({"key": is_text}, {"result": is_table, "error": is_text, "began": is_number, "seconds": is_number})
 
 
 def stored_key(record: Record) -> str:
@@ -29,11 +33,12 @@ def has_result(record: Record) -> bool:
 class Ledger:
     """A folder with `records.jsonl`, and a lock file for each job that a process is working on.
 
-    A line is appended under a lock. A kill in the middle leaves a torn last line, which the next reader skips and the
-    next writer removes. A job is claimed by locking its file. The system releases the locks of a process that dies, so
-    no claim outlives its owner.
+    A line is appended under a lock, all of it or nothing. A kill in the middle leaves a torn last line, which the next
+    reader skips and the next writer removes. A job is claimed by locking its file. The system releases the locks of a
+    process that dies, so no claim outlives its owner.
 
-    `key_of` says which key a record has now, `finished` whether its job need not be run again.
+    `key_of` says which key a record has now, `finished` whether its job need not be run again, and `shape` what a
+    record is beside what every record is: a line of another shape is none.
     """
 
     def __init__(
@@ -41,11 +46,12 @@ class Ledger:
         folder: str | Path,
         key_of: Callable[[Record], str] = stored_key,
         finished: Callable[[Record], bool] = has_result,
+        shape: Shape = RECORD,
     ) -> None:
         self.folder = Path(folder)
         self.file = self.folder / "records.jsonl"
         self.unreadable = 0  # lines that the last reading skipped
-        self._key_of, self._finished = key_of, finished
+        self._key_of, self._finished, self._shape = key_of, finished, shape
         self._keys: dict[str, str] = {}  # stored -> current
         try:
             (self.folder / "claims").mkdir(parents=True, exist_ok=True)
@@ -58,7 +64,8 @@ class Ledger:
         Records of older versions get the key that their job has now.
         """
         with self._locked() as file:
-            lines = [_record(line) for line in _lines(file.read())]
+            content = file.read()
+        lines = [self._record(line) for line in self._lines(content)]
         self.unreadable = lines.count(None)
         records = [record | {"key": self._key(record)} for record in lines if record is not None]
         return {record["key"]: record for record in records}
@@ -68,12 +75,10 @@ class Ledger:
         return {key for key, record in self.read().items() if self._finished(record)}
 
     def append(self, record: Record) -> None:
-        """Add one line, on disk before this returns."""
+        """Add one line, on disk before this returns; if there is no room for it, the file stays as it was."""
+        line = (json.dumps(record, sort_keys=True) + "\n").encode()
         with self._locked() as file:
-            _repair(file)
-            file.write((json.dumps(record, sort_keys=True) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+            append_whole(file.fileno(), self._repaired(file) + line)
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
@@ -84,6 +89,8 @@ class Ledger:
         except Timeout:
             yield False
             return
+        except OSError as error:
+            raise self._refusal(error) from error
         try:
             yield True
         finally:
@@ -95,16 +102,46 @@ class Ledger:
         return self._keys[record["key"]]
 
     @contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
+    def _locked(self) -> Iterator[FileIO]:
         try:
             with FileLock(self.folder / "records.lock", poll_interval=0.005):
                 self.file.touch()
-                with self.file.open("r+b") as file:
+                with self.file.open("r+b", buffering=0) as file:
                     yield file
         except OSError as error:
-            raise FewshiftError(
-                f"cannot read or write {self.file} ({error.strerror}): choose another folder"
-            ) from error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> FewshiftError:
+        cure = disk_cure(error, "choose another folder")
+        return FewshiftError(
+            f"cannot read or write {self.file} ({error.strerror}), what is in it is whole: {cure}, then run it again"
+        )
+
+    def _repaired(self, file: FileIO) -> bytes:
+        """Remove a last line that was torn; what it returns ends one of which only the end is missing."""
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end == len(content):
+            return b""
+        if self._record(content[end:]) is not None:
+            return b"\n"
+        file.truncate(end)
+        return b""
+
+    def _lines(self, content: bytes) -> Iterator[bytes]:
+        """Every line; a torn last one is left to the next writer."""
+        *lines, last = content.split(b"\n")
+        yield from filter(None, lines)
+        if self._record(last) is not None:
+            yield last
+
+    def _record(self, line: bytes) -> Record | None:
+        """The record in a line, if there is one."""
+        try:
+            record = parsed_json(line, self.file, "remove the line")
+        except FewshiftError:
+            return None
+        return record if RECORD(record) and self._shape(record) else None
 
 
 @contextmanager
@@ -127,33 +164,3 @@ def alone_in(folder: str | Path) -> Iterator[Path]:
         yield folder
     finally:
         lock.release()
-
-
-def _repair(file: BinaryIO) -> None:
-    """Go to the end; remove a last line that was torn, or end it if only its end is missing."""
-    content = file.read()
-    end = content.rfind(b"\n") + 1
-    if end == len(content):
-        return
-    if _record(content[end:]) is None:
-        file.seek(end)
-        file.truncate()
-    else:
-        file.write(b"\n")
-
-
-def _lines(content: bytes) -> Iterator[bytes]:
-    """Every line; a torn last one is left to the next writer."""
-    *lines, last = content.split(b"\n")
-    yield from filter(None, lines)
-    if _record(last) is not None:
-        yield last
-
-
-def _record(line: bytes) -> Record | None:
-    """The record in a line, if there is one."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("key"), str) else None

@@ -6,13 +6,13 @@ A new method costs one file and one line here.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from fewshift.core.method import Method
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import parsed_word
 from fewshift.methods.adabn import AdaBN
 from fewshift.methods.alpha_bn import AlphaBN
 from fewshift.methods.auto import Auto
@@ -89,10 +89,7 @@ def method_from_words(name: str, words: Sequence[str]) -> Method:
         key, _, value = setting.partition("=")
         if key not in known:
             raise FewshiftError(f"{name} has no setting '{key}': choose one of {', '.join(sorted(known)) or 'none'}")
-        try:
-            values[key] = json.loads({"none": "null"}.get(value.lower(), value))
-        except json.JSONDecodeError:
-            values[key] = value
+        values[key] = parsed_word({"none": "null"}.get(value.lower(), value))
     return method(**values)
 
 

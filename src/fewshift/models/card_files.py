@@ -13,6 +13,7 @@ from torch import nn
 
 from fewshift.core._files import whole
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import read_json
 from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import known_card
 
@@ -77,8 +78,8 @@ def write_card(
 def _content(path: Path) -> dict[str, Any]:
     """What is in a card that is about to be replaced; nothing if it cannot be read."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(path, path, "mend or remove it")
+    except FewshiftError:
         return {}
     return content if isinstance(content, dict) else {}
 

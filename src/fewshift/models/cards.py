@@ -7,7 +7,6 @@ as the attribute `fewshift_card`.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import read_json
 from fewshift.images.preprocess import Preprocess
 from fewshift.models import packaged
 from fewshift.models.hub_configs import CONFIG, card_of_config
@@ -138,10 +138,7 @@ def read_card(path: Path) -> Card:
         return Card()
     if path.name == CONFIG and (translated := card_of_config(path)) is not None:
         return _card(translated, path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FewshiftError(f"the card {path} is not JSON: mend or remove it") from error
+    data = read_json(path, f"the card {path}", "mend or remove it")
     if not isinstance(data, dict):
         raise FewshiftError(f"the card {path} is not a JSON object: mend or remove it")
     return _card(data, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import read_json
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -168,7 +168,7 @@ def _known(card: Mapping[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one for any other content, which is not ours to judge."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data = read_json(path, path, "mend or remove it")
+    except FewshiftError:
         return {}
     return data if isinstance(data, dict) else {}

@@ -201,7 +201,7 @@ class Adaptations:
             return None
         suspects = [
             suspect | {"number": self.bench.gallery.number_of(suspect["file"] or "")}
-            for suspect in outcome.facts["suspects"]
+            for suspect in outcome.facts.get("suspects", ())
         ]
         return outcome.facts | {
             "suspects": [suspect for suspect in suspects if suspect["number"] is not None],

@@ -12,11 +12,21 @@ from typing import Any
 
 from fewshift.core._files import whole
 from fewshift.errors import FewshiftError
+from fewshift.files.appending import append_to, disk_cure
+from fewshift.files.parsing import read_json
+from fewshift.files.shapes import anything, fields, is_count, is_flag, is_loss, is_table, is_text, list_of, or_none
 from fewshift.studio.adapt_task import REPORT, RESULT, SCENES, draft_of
 
 DECISION, DECISIONS = "decision.json", "decisions.jsonl"
 KEPT, THROWN_AWAY, REPLACED = "kept", "thrown away", "replaced by a newer one"
 LONGEST = 60  # letters of a name
+REMOVE = "restore its folder from a copy, or remove it"
+GAIN = fields({"point": is_loss, "low": is_loss, "high": is_loss, "images": is_count})
+FACTS = fields(  # of an adaptation, as far as decisions and the page look at them
+    {"accepted": is_flag, "gain": or_none(GAIN)}
+    | dict.fromkeys(("advice", "recommendation", "labels", "classes"), anything),
+    {"suspects": list_of(fields({"file": or_none(is_text)}))},
+)
 
 
 @dataclass(frozen=True)
@@ -45,18 +55,19 @@ class AdaptationFolder:
     def decision(self) -> dict[str, Any] | None:
         """What was decided; None before that."""
         try:
-            decision: dict[str, Any] = json.loads((self.folder / DECISION).read_text("utf-8"))
-        except (OSError, ValueError):
+            decision = _read(self.folder / DECISION)
+        except FewshiftError:
             return None
-        return decision
+        return decision if is_table(decision) else None
 
     @property
     def scenes(self) -> list[str]:
         """The names of the scenes that are shown before and after."""
         try:
-            return [str(name) for name in json.loads((self.folder / SCENES).read_text("utf-8"))]
-        except (OSError, ValueError):
+            names = _read(self.folder / SCENES)
+        except FewshiftError:
             return []
+        return names if list_of(is_text)(names) else []
 
 
 def new_folder(out: Path, name: str) -> Path:
@@ -83,7 +94,10 @@ def last_outcome(out: Path) -> AdaptationFolder | None:
 
 def opened_outcome(folder: Path) -> AdaptationFolder:
     """An adaptation that came to its end."""
-    return AdaptationFolder(folder, json.loads((folder / RESULT).read_text("utf-8")))
+    facts = _read(folder / RESULT)
+    if not FACTS(facts):
+        raise FewshiftError(f"{folder / RESULT} is not what an adaptation wrote: {REMOVE}")
+    return AdaptationFolder(folder, facts)
 
 
 def keep(outcome: AdaptationFolder, out: Path) -> dict[str, Any]:
@@ -130,5 +144,12 @@ def _record(outcome: AdaptationFolder, decision: str) -> dict[str, Any]:
 
 
 def _append(out: Path, decision: dict[str, Any]) -> None:
-    with (out / DECISIONS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(decision) + "\n")
+    try:
+        append_to(out / DECISIONS, (json.dumps(decision) + "\n").encode())
+    except OSError as error:
+        cure = disk_cure(error, "make it writable")
+        raise FewshiftError(f"the decision is not in {out / DECISIONS} ({error.strerror}): {cure}") from error
+
+
+def _read(path: Path) -> Any:
+    return read_json(path, path, REMOVE)

@@ -22,6 +22,7 @@ from torch import nn
 
 from fewshift.core._bars import Remaining
 from fewshift.errors import FewshiftError
+from fewshift.files.appending import append_to, disk_cure
 from fewshift.studio.tasks import StudioTask
 
 RUNNING, DONE, FAILED, STOPPED = "running", "done", "failed", "stopped"
@@ -141,8 +142,10 @@ class Errand:
     def _written(self, details: str) -> str:
         if self._log is None:
             return "try again"
-        with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(details + "\n")
+        try:
+            append_to(self._log, (details + "\n").encode(errors="backslashreplace"))
+        except OSError as error:
+            return f"the details cannot be written ({error.strerror}): {disk_cure(error, 'try again')}"
         return f"the details are in {self._log}"
 
 

@@ -19,10 +19,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fewshift.errors import FewshiftError
+from fewshift.files.appending import append_whole
+from fewshift.files.parsing import parsed_json
+from fewshift.files.shapes import fields, is_count, is_text, one_of, or_none
 
 JOURNAL, LOCK = "labels.jsonl", ".lock"
 OPEN, LABELLED, SKIPPED, NONE = "open", "labelled", "skipped", "none of these"  # what was decided about an image
 STATES = (OPEN, LABELLED, SKIPPED, NONE)
+EVENT = fields(
+    {"image": is_text, "state": one_of(*STATES), "label": or_none(is_text), "version": is_count},
+    {"tab": is_text, "undoes": is_count, "base": is_count, "at": is_text, "from": is_text},
+)  # a line of the journal
 
 
 @dataclass(frozen=True)
@@ -148,12 +155,9 @@ class LabelStore:
             )
         if not events:
             return []
-        end = os.fstat(self._file).st_size
         try:
-            _write_all(self._file, "".join(json.dumps(event) + "\n" for event in events).encode())
-            os.fsync(self._file)
+            append_whole(self._file, "".join(json.dumps(event) + "\n" for event in events).encode())
         except OSError as error:
-            os.ftruncate(self._file, end)
             raise FewshiftError(f"the label is not on disk ({error.strerror}): make room on {self.folder}") from error
         self._events += events
         self._marks.update((str(event["image"]), _mark(event)) for event in events)
@@ -167,23 +171,16 @@ class LabelStore:
         if end < len(content):
             os.truncate(self.path, end)
         for number, line in enumerate(content[:end].splitlines(), 1):
-            try:
-                event = json.loads(line)
-                self._marks[str(event["image"])] = _mark(event)
-                self._events.append({"tab": "", **event})
-            except (ValueError, KeyError, TypeError) as error:
-                raise FewshiftError(
-                    f"line {number} of {self.path} is no label: restore the file from a copy, or remove that line"
-                ) from error
+            what, cure = f"line {number} of {self.path}", "restore the file from a copy, or remove that line"
+            event = parsed_json(line, what, cure)
+            if not EVENT(event):
+                raise FewshiftError(f"{what} is no label: {cure}")
+            self._marks[event["image"]] = _mark(event)
+            self._events.append({"tab": "", **event})
 
 
 def _mark(event: Mapping[str, Any]) -> ImageMark:
-    return ImageMark(str(event["state"]), event["label"], int(event["version"]))
-
-
-def _write_all(file: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(file, content) :]
+    return ImageMark(event["state"], event["label"], event["version"])
 
 
 def _sync_folder(folder: Path) -> None:

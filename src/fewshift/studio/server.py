@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import parsed_json
 from fewshift.studio.adapting import Adaptations
 from fewshift.studio.labels_store import ConflictError
 from fewshift.studio.scene_pictures import labelled_picture
@@ -70,9 +71,9 @@ def _answering(answer: Callable[[dict[str, str]], Any]) -> Endpoint:
 def _changing(change: Callable[[dict[str, Any]], Any]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            facts = json.loads(await request.body() or b"{}")
-        except ValueError:
-            return PlainTextResponse("the request is not JSON", 400)
+            facts = parsed_json(await request.body() or b"{}", "the request", "load the page again")
+        except FewshiftError as error:
+            return PlainTextResponse(str(error), 400)
         if not isinstance(facts, dict):
             return PlainTextResponse("the request is no JSON object", 400)
         return await _said(partial(change, facts))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.metrics import METRICS
+from fewshift.errors import FewshiftError
 from fewshift.lab.bench.curves import BATCH
 from fewshift.lab.bench.grid import Grid, TargetColumn
 from fewshift.lab.bench.results import Group, best_group, grouped, identity, mix_of, name_of, with_shots
@@ -110,4 +111,10 @@ def _matrix(method: str, tally: Tensor, target: str, names: Sequence[str], key: 
 
 
 def _tally(group: Group) -> Tensor:
+    sizes = {len(outcome.result["tally"]) for outcome in group}
+    if len(sizes) > 1:
+        raise FewshiftError(
+            f"records of {name_of(group[0])} on {group[0].column.label} have {min(sizes)} classes and {max(sizes)}: "
+            "remove those of another data set from records.jsonl"
+        )
     return torch.stack([torch.tensor(outcome.result["tally"]) for outcome in group]).sum(0)

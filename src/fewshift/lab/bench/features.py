@@ -22,7 +22,15 @@ from fewshift.core.support import draw_support, others
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import LAST, Cell, FeatureCell, Sample
 from fewshift.lab.bench.grid import Grid
-from fewshift.lab.bench.grid_format import check_known, read_toml
+from fewshift.lab.bench.grid_format import (
+    COMPARISON_KINDS,
+    SAMPLE_KINDS,
+    TABLES,
+    WORD,
+    check_kinds,
+    check_known,
+    read_toml,
+)
 from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.provenance import made_by
 from fewshift.lab.datasets.domain import Domain
@@ -44,6 +52,7 @@ class FeatureGrid:
         """Read a file with [[comparisons]]; the keys above them hold for all."""
         path = Path(path)
         data = read_toml(path)
+        check_kinds(path, data, {"title": WORD, "comparisons": TABLES})
         title, comparisons = data.pop("title", ""), data.pop("comparisons", [])
         missing = [name for name, value in (("title", title), ("comparisons", comparisons)) if not value]
         missing += [name for name in ("dataset", "source") if name not in data]
@@ -118,11 +127,13 @@ def gap(first: Tensor, second: Tensor, labels: Sequence[Tensor]) -> float:
 
 def _comparison(path: Path, data: Mapping[str, Any]) -> FeatureCell:
     check_known(path, "a comparison", data, FeatureCell)
+    check_kinds(path, data, COMPARISON_KINDS)
     values = dict(data)
     for name in ("first", "second"):
         if name not in values:
             raise FewshiftError(f"{path} has a comparison without {name}: add it")
         check_known(path, f"'{name}' of a comparison", values[name], Sample)
+        check_kinds(path, values[name], SAMPLE_KINDS)
         if "domain" not in values[name]:
             raise FewshiftError(f"{path} has a comparison whose {name} sample names no domain: add it")
         values[name] = Sample(**values[name])

@@ -13,7 +13,16 @@ from fewshift.core.metrics import METRICS, metrics_of
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import Cell, current_method, current_names
 from fewshift.lab.bench.condition import Condition
-from fewshift.lab.bench.grid_format import CONDITION_KINDS, GRID_KINDS, ROW_KINDS, check_kinds, check_known, read_toml
+from fewshift.lab.bench.grid_format import (
+    CONDITION_KINDS,
+    GRID_KINDS,
+    ROW_KINDS,
+    TABLES,
+    check_kinds,
+    check_known,
+    named_source,
+    read_toml,
+)
 from fewshift.lab.datasets.catalog import COLLECTIONS
 from fewshift.lab.datasets.corruptions import CORRUPTIONS
 from fewshift.methods.catalog import METHODS
@@ -97,6 +106,7 @@ class Grid:
         path = Path(path)
         data = read_toml(path)
         check_known(path, "the grid", data, cls)
+        check_kinds(path, data, {"rows": TABLES})
         rows = tuple(_row(path, row) for row in data.pop("rows", ()))
         missing = [name for name in ("title", "source", "targets", "seeds") if name not in data]
         if missing or not rows:
@@ -136,7 +146,7 @@ class Grid:
         return [
             Cell(
                 dataset=column.dataset,
-                source=(row.source or self.source).format(target=column.target, origin=column.origin, seed=seed),
+                source=named_source(row.source or self.source, target=column.target, origin=column.origin, seed=seed),
                 target=row.target or column.target,
                 method=row.method,
                 settings=dict(row.settings or {}),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-import tomllib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fewshift.errors import FewshiftError
+from fewshift.files import parsing
 from fewshift.lab.bench.cell import OWN_SOURCE
 from fewshift.lab.bench.damage import DAMAGES
 from fewshift.lab.datasets.corruptions import CORRUPTIONS
 
 VALIDATIONS = ("cv",)
+STAND_INS = ("target", "origin", "seed")  # what a source may name in braces
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Kind:
 
 
 def _whole(least: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and value >= least
+    return lambda value: type(value) is int and least <= value < 2**63
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -38,6 +40,10 @@ def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _word(value: Any) -> bool:
     return isinstance(value, str) and value.strip() != ""
+
+
+def _source(value: Any) -> bool:
+    return _word(value) and not set("{}") & set(_STAND_IN.sub("", value))
 
 
 def _number(value: Any) -> bool:
@@ -55,12 +61,14 @@ def _one_of(known: Iterable[str]) -> Kind:
     return Kind(" or ".join(f"'{word}'" for word in words), lambda value: isinstance(value, str) and value in words)
 
 
+_STAND_IN = re.compile(rf"\{{({'|'.join(STAND_INS)})\}}")
 WORD = Kind("a word", _word)
+SOURCE = Kind(f"a name, in which {', '.join(f'{{{name}}}' for name in STAND_INS)} stand for the cell's own", _source)
 TARGETS = Kind('a list of different domains, such as ["sketch"]', _list_of(_word))
 COUNT = Kind("a whole number from 1", _whole(1))
 GRID_KINDS = {
     "title": WORD,
-    "source": WORD,
+    "source": SOURCE,
     "dataset": WORD,
     "metric": WORD,
     "measure": WORD,
@@ -75,7 +83,7 @@ GRID_KINDS = {
 ROW_KINDS = {
     "method": WORD,
     "label": WORD,
-    "source": WORD,
+    "source": SOURCE,
     "targets": TARGETS,
     "target": _one_of([OWN_SOURCE]),
     "damage": _one_of(DAMAGES),
@@ -87,17 +95,33 @@ ROW_KINDS = {
     "conditions": Kind("a list of tables, such as [{batch_size = 8}]", _list_of(lambda value: isinstance(value, dict))),
     "paper": Kind("values by target, such as {sketch = 67.0}", _printed),
 }
+TABLES = Kind("tables with keys", lambda value: isinstance(value, list) and all(isinstance(row, dict) for row in value))
+COMPARISON_KINDS = {
+    "dataset": WORD,
+    "source": WORD,
+    "label": WORD,
+    "layer": WORD,
+    "images": COUNT,
+    "batch_size": COUNT,
+    "seed": Kind("a whole number from 0", _whole(0)),
+}
+SAMPLE_KINDS = {"domain": WORD, "statistics": WORD, "classes": WORD}
 CONDITION_KINDS = {"order": WORD, "alpha": Kind("a number from 1", _number), "batch_size": COUNT}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise FewshiftError(f"there is no grid '{path}': give a file, or a name from `fewshift list grids`") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FewshiftError(f"{path} is no TOML file ({error}): correct it") from error
+    if not path.is_file():
+        raise FewshiftError(f"there is no grid '{path}': give a file, or a name from `fewshift list grids`")
+    return parsing.read_toml(path, path, "correct it")
+
+
+def named_source(source: str, **own: object) -> str:
+    """The name of a source with the cell's own words in the place of those in braces, and nothing else replaced.
+
+    A grid is a file that somebody may have sent: `str.format` would read attributes, and pad without end.
+    """
+    return _STAND_IN.sub(lambda word: str(own[word[1]]), source)
 
 
 def check_known(path: Path, where: str, data: Mapping[str, Any], kind: type) -> None:

@@ -15,6 +15,7 @@ from fewshift.lab.bench.folder import open_run, times_of, versions_of
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.pictures import clouds, pictures_of
 from fewshift.lab.bench.record import Record
+from fewshift.lab.bench.record_format import is_features
 from fewshift.lab.bench.results import Outcome, grouped, outcomes, table_of
 from fewshift.lab.bench.trust import NetworkName, home_accuracies, trials
 from fewshift.lab.bench.trust_pictures import trust_pictures
@@ -64,9 +65,9 @@ def _section(
     section = Section(name, grid.title, cells=len(cells), done=len(results), failures=_failures(cells, records))
     key = f"{name}-"
     if isinstance(grid, FeatureGrid):
-        compared = [(cell.label, results[cell.key]) for cell in grid.cells() if cell.key in results]
-        gaps = [(label, result["gap_before"], result["gap_after"]) for label, result in compared]
-        return replace(section, pictures=clouds(grid, records, key), gaps=gaps)
+        compared = [(cell, results[cell.key]) for cell in grid.cells() if is_features(results.get(cell.key, {}))]
+        gaps = [(cell.label, result["gap_before"], result["gap_after"]) for cell, result in compared]
+        return replace(section, pictures=clouds(compared, key), gaps=gaps)
     judged = trials(finished, homes)
     plain = [outcome for outcome in finished if "trust" not in outcome.result]  # the listing has the others
     return replace(

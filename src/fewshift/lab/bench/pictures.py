@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from fewshift.lab.bench.cell import FeatureCell
 from fewshift.lab.bench.curves import BATCH, SHOTS, over_alphas, over_batches, over_shots
-from fewshift.lab.bench.features import FeatureGrid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.learned import chosen_v, layers, objectives
-from fewshift.lab.bench.record import Record
 from fewshift.lab.bench.results import Group, Outcome, grouped, images_of, one_per_fit, streams
 from fewshift.report import prose as words
 from fewshift.report import run_figures as figures
@@ -75,12 +75,11 @@ def _k(kind: tuple[str, Group]) -> float:
     return SHOTS.of(kind[1][0])
 
 
-def clouds(grid: FeatureGrid, records: Mapping[str, Record], key: str) -> list[Picture]:
-    """Both samples of each comparison, before and after the layer."""
+def clouds(compared: Sequence[tuple[FeatureCell, Mapping[str, Any]]], key: str) -> list[Picture]:
+    """Both samples of each comparison that has a result, before and after the layer."""
     pictures = []
-    for number, cell in enumerate(grid.cells()):
-        result = records.get(cell.key, {}).get("result", {})
-        for when in ("before", "after") if result else ():
+    for number, (cell, result) in enumerate(compared):
+        for when in ("before", "after"):
             distance = f"gap {result[f'gap_{when}']:.2f}"
             samples = list(zip(result["samples"], result[when], strict=True))
             svg = figures.clouds(

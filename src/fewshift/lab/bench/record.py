@@ -7,6 +7,7 @@ from pathlib import Path
 from fewshift.core._files import whole
 from fewshift.jobs.ledger import Ledger, Record
 from fewshift.lab.bench.cell import current_key
+from fewshift.lab.bench.record_format import is_cell_record
 
 __all__ = ["Record", "Records"]
 
@@ -15,7 +16,7 @@ class Records(Ledger):
     """The ledger of a run. Records of older versions are found under the key that their cell has now."""
 
     def __init__(self, folder: str | Path) -> None:
-        super().__init__(folder, current_key)
+        super().__init__(folder, current_key, shape=is_cell_record)
 
     def keep_grid(self, grid: Path) -> None:
         """Copy a grid file beside its records, so that the folder alone can be reported on."""

@@ -15,6 +15,7 @@ import torch
 from fewshift.core.labels import IMAGES
 from fewshift.core.method import Method
 from fewshift.core.metrics import METRICS, Metric
+from fewshift.files.shapes import is_finite
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.grid import Grid, GridRow, TargetColumn
@@ -153,9 +154,10 @@ def _measured(grid: Grid, result: Mapping[str, Any]) -> float | None:
         score = result.get(metric_of(grid).name)
         return None if score is None else 100 * score
     if grid.measure == "adapt_seconds":
-        return float(result["seconds"]["adapt"])
-    value = result["notes"].get(grid.measure)
-    return float(value) if isinstance(value, (int, float)) else None
+        value = result.get("seconds", {}).get("adapt")
+    else:
+        value = result.get("notes", {}).get(grid.measure)
+    return float(value) if is_finite(value) else None
 
 
 def _printed(row: GridRow, column: str, shots: int | None) -> float | None:

@@ -34,6 +34,7 @@ class RunSummary:
     errors: tuple[str, ...]
     missing: int
     unreadable: int  # lines of the file of records
+    lost: int = 0  # cells that were run now, and have no result in the file of records
 
     def plain(self) -> dict[str, Any]:
         """Numbers and words, ready for JSON."""
@@ -64,21 +65,22 @@ def run_grids(
     records = Records(folder)
     for file in files:
         records.keep_grid(file)
-    total, done = len(missing(cells, records)), 0
-    errors: list[str] = []
+    total = len(missing(cells, records))
+    told: set[str] = set()
+    errors: dict[str, str] = {}
 
     def count(record: Record) -> None:
-        nonlocal done
-        done += 1
+        told.add(record["key"])
         if "error" in record:
-            errors.append(record["error"])
-        tell(done, total, len(errors))
+            errors[record["key"]] = record["error"]
+        tell(len(told), total, len(errors))
 
     tell(0, total, 0)
     places = (_absolute(data_root), _absolute(weights))
     sweep(cells, folder, open_materials, places, workers=workers, tell=count, engine=engine, address=address)
-    left = len(missing(cells, records))
-    return RunSummary(folder, len(cells), done, tuple(errors), left, records.unreadable)
+    left = {cell.key for cell in missing(cells, records)}
+    lost = left & told - errors.keys()
+    return RunSummary(folder, len(cells), len(told), tuple(errors.values()), len(left), records.unreadable, len(lost))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from fewshift.images.scenes import Scenes
 from fewshift.lab.bench.cell import Cell
 from fewshift.report.scenes import Scene, encoded, image_iou, photograph
 
+WHOLE = {"answer", "image", "labels", "name"}  # what a record of the source network keeps of a scene
 PICTURES = 150  # images of which a record keeps a small picture
 WIDTH = 240  # pixels of its longer side
 TEST_SEED = 0
@@ -136,8 +137,8 @@ def extremes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[
     old, new = before["image_iou"], after["image_iou"]
     shown = [
         index
-        for index in before["pictures"]
-        if index in after["pictures"] and None not in (old.get(index), new.get(index))
+        for index, kept in before["pictures"].items()
+        if index in after["pictures"] and None not in (old.get(index), new.get(index)) and kept.keys() >= WHOLE
     ]
     order = sorted(shown, key=lambda index: new[index] - old[index])
     lost = [index for index in order if new[index] < old[index]][:MOST]
@@ -197,6 +198,12 @@ def _small(width: int, height: int) -> tuple[int, int]:
 
 
 def _tensor(text: str) -> Tensor:
+    """A small picture of a record."""
     import numpy as np
 
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(text)))))
+    try:
+        return torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(text)))))
+    except Exception as error:  # decoders raise whatever broken bytes lead them to
+        raise FewshiftError(
+            "a picture in records.jsonl cannot be decoded: remove the lines with pictures and run the grid again"
+        ) from error

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fewshift.core._files import whole
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import parsed_json, read_json
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Checkpoint:
         try:
             content = _checked(self.state.read_bytes())
             state = dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-            run = dict(json.loads(state["run"]))
+            run = dict(parsed_json(state["run"], self.state, "remove it"))
         except Exception as error:  # readers raise whatever a broken file leads them to
             raise self.damaged() from error
         if difference := self._difference(run):
@@ -155,8 +156,8 @@ class Checkpoint:
 
     def _read_card(self) -> dict[str, Any] | None:
         try:
-            card = json.loads(self.card.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            card = read_json(self.card, self.card, "mend or remove it")
+        except FewshiftError:
             return None
         return card if isinstance(card, dict) else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +13,7 @@ from torch import nn
 from fewshift.core.randomness import private_randomness
 from fewshift.core.settings import kinds_of
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import parsed_word, read_json
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes
 from fewshift.lab.datasets.catalog import find_collection
@@ -73,7 +73,7 @@ class SourceTraining:
                 hear=hear,
                 hear_epoch=hear_epoch,
             )
-        return dict(json.loads(self.checkpoint.card.read_text(encoding="utf-8")))
+        return dict(read_json(self.checkpoint.card, f"the card {self.checkpoint.card}", "train again with --overwrite"))
 
     def _check_free(self) -> None:
         """Refuse to write over another training."""
@@ -85,6 +85,12 @@ class SourceTraining:
                 "go on with --resume, or begin anew with --overwrite"
             )
         self.checkpoint.check_free()
+
+
+def settings_from_words(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE as a table; values are read as JSON where they are JSON."""
+    pairs = (word.partition("=") for word in words)
+    return {key: parsed_word(value) for key, _, value in pairs}
 
 
 def plan_source(
