@@ -19,8 +19,8 @@ from torch import Tensor
 from fewshift.core.labels import IMAGES, Labels, extent
 from fewshift.errors import FewshiftError
 from fewshift.images.class_names import class_numbers, some
-from fewshift.images.formats import left_out_below, readable, remedy
-from fewshift.images.preprocess import FileSteps, in_mode, opened
+from fewshift.images.formats import left_out_below, opened, readable, remedy
+from fewshift.images.preprocess import FileSteps, in_mode
 
 LAYOUT = "make one folder per class, such as {root}/cat/1.jpg and {root}/dog/2.jpg"
 

@@ -24,7 +24,7 @@ from fewshift.errors import FewshiftError
 from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
 from fewshift.images.class_names import plain_name, some
-from fewshift.images.preprocess import opened
+from fewshift.images.formats import opened
 
 Array = np.ndarray[Any, Any]
 Palette = Sequence[RGB]

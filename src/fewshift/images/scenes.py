@@ -20,8 +20,9 @@ from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
 from fewshift.images.class_names import plain_name, some
 from fewshift.images.folders import image_files, is_hidden, open_image
+from fewshift.images.formats import opened
 from fewshift.images.label_files import MANY, PALETTE_FILE, Encoding, palette_of, read_palette
-from fewshift.images.preprocess import Preprocess, opened
+from fewshift.images.preprocess import Preprocess
 
 VOID = frozenset({"void", "ignore", "unlabelled", "unlabeled"})  # names for pixels without a label
 
