@@ -7,7 +7,6 @@ stopped goes on with the parts that are missing. What is kept in memory is the l
 from __future__ import annotations
 
 import csv
-import errno
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fewshift.core._display import Displayed
-from fewshift.core._files import whole
+from fewshift.core._files import whole, writing
+from fewshift.core._names import as_cell, as_text, from_cell
 from fewshift.deploy.class_table import ClassRun, Columns, ImagePrediction
 from fewshift.deploy.decoding import Unreadable, batches_of
 from fewshift.deploy.fingerprints import fingerprint
@@ -29,6 +29,7 @@ PART_SIZE = 2000  # images
 RUN = "_run.json"  # readers of Parquet folders pass over names that begin with _
 BROKEN = "_broken"
 ORIGIN = b"fewshift"  # the key of the metadata that names run and files
+REMEDY = "free some space or make it writable, then --resume (resume=True) goes on"
 SHOWN = 20  # images that cannot be read, named in the result
 
 
@@ -113,18 +114,23 @@ class Part:
         if not self.broken.exists():
             return []
         with self.broken.open(encoding="utf-8", newline="") as file:
-            return [Unreadable(Path(row["file"]), row["error"]) for row in csv.DictReader(file)]
+            return [Unreadable(Path(row["file"]), from_cell(row["error"])) for row in csv.DictReader(file)]
 
     def write(self, columns: Columns, rows: Sequence[ImagePrediction], broken: Sequence[Unreadable]) -> None:
         """Write its rows; images that cannot be read come first, because the rows show that it is done."""
-        with _disk(self.path):
+        with writing(self.path, REMEDY):
             self.broken.unlink(missing_ok=True)
             if broken:
                 self.broken.parent.mkdir(exist_ok=True)
                 with whole(self.broken) as draft, draft.open("w", encoding="utf-8", newline="") as file:
                     writer = csv.writer(file, lineterminator="\n")
-                    writer.writerows([["file", "error"], *([str(image.file), image.error] for image in broken)])
+                    writer.writerows([["file", "error"], *map(_broken_cells, broken)])
             _write_parquet(self.path, columns, rows, self.origin)
+
+
+def _broken_cells(image: Unreadable) -> list[str]:
+    """A row about an image that cannot be read; the error begins with its name."""
+    return [as_cell(as_text(image.file)), as_cell(image.error)]
 
 
 def _write_parquet(path: Path, columns: Columns, rows: Sequence[ImagePrediction], origin: bytes) -> None:
@@ -138,19 +144,6 @@ def _write_parquet(path: Path, columns: Columns, rows: Sequence[ImagePrediction]
     table = pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(kinds, metadata={ORIGIN: origin}))
     with whole(path) as draft:
         parquet.write_table(table, draft)
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """Within the block, what cannot be written is one sentence."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = "free some space" if full else "make it writable"
-        raise FewshiftError(
-            f"cannot write {path} ({error.strerror or error}): {what}, then --resume (resume=True) goes on"
-        ) from error
 
 
 @contextmanager
@@ -228,7 +221,7 @@ class Parts:
         self._note(run, finished=False)
 
     def _note(self, run: str, *, finished: bool) -> None:
-        with _disk(self.folder / RUN), whole(self.folder / RUN) as draft:
+        with writing(self.folder / RUN, REMEDY), whole(self.folder / RUN) as draft:
             draft.write_text(json.dumps({"run": run, "finished": finished}) + "\n", encoding="utf-8")
 
 

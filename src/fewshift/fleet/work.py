@@ -12,6 +12,7 @@ from torch import nn
 
 from fewshift import __version__
 from fewshift.api import adapt
+from fewshift.core._files import writing
 from fewshift.core._progress import silent
 from fewshift.errors import FewshiftError
 from fewshift.fleet.places import Place
@@ -72,15 +73,11 @@ def adapt_place(place: Place, work: Work) -> dict[str, Any]:
         warnings.simplefilter("always")
         result = adapt(work.model, place.path, **work.options)
     file = delta_file(work.out, place.name)
-    try:
+    with writing(file, "free some space or make it writable, then run it again"):
         if result.accepted:
             result.delta.save(file)
         else:
             file.unlink(missing_ok=True)  # an earlier one was fitted to other images, or by other options
-    except OSError as error:
-        raise FewshiftError(
-            f"cannot write {file} ({error.strerror}): free some space or make it writable, then run it again"
-        ) from error
     ours = [str(note.message) for note in noted if issubclass(note.category, (CautionWarning, LeakWarning))]
     return _summary(result, ours) | {"delta": file.stat().st_size if result.accepted else None}
 

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from PIL import Image, UnidentifiedImageError, features
 
 from fewshift.core.left_out import LeftOut
 from fewshift.errors import FewshiftError
+from fewshift.images.walking import Entry, entries_below, is_ordinary
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 HEIC, AVIF = frozenset({".heic", ".heif"}), frozenset({".avif"})
@@ -71,7 +71,11 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FewshiftError(f"no such image {path}: check the path")
+        raise FewshiftError(
+            f"{path} is not an ordinary file: replace or remove it"
+            if path.exists()
+            else f"no such image {path}: check the path"
+        )
     if path.stat().st_size == 0:
         raise FewshiftError(f"{path} is empty: replace or remove it")
     _teach_pillow(path)
@@ -107,13 +111,14 @@ def _teach_pillow(path: Path) -> None:
 def left_out_below(root: str | Path) -> LeftOut | None:
     """The files of a folder that are not read, hidden ones too; None if there are none. Images among them are named."""
     known = readable()
-    files = [path for path in _files_below(Path(root)) if path.name.startswith(".") or path.suffix.lower() not in known]
-    images = (path for path in files if looks_like_an_image(path) and not path.name.startswith("."))
-    return LeftOut(len(files), tuple(sorted(images))) if files else None
+    entries = [entry for entry in entries_below(root) if not is_image_entry(entry, known)]
+    strange = tuple(Path(entry.path) for entry in entries if not is_ordinary(entry))
+    ordinary = (Path(entry.path) for entry in entries if is_ordinary(entry) and not entry.name.startswith("."))
+    images = tuple(path for path in ordinary if looks_like_an_image(path))
+    return LeftOut(len(entries), images, strange) if entries else None
 
 
-def _files_below(root: Path) -> Iterator[Path]:
-    """All files at any depth; hidden folders are not looked into."""
-    for place, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(place) / name for name in files)
+def is_image_entry(entry: Entry, suffixes: Set[str]) -> bool:
+    """Whether what was met below a folder is an image with one of these suffixes."""
+    # a broken link counts: opening it raises an error, skipping it would hide it
+    return not entry.name.startswith(".") and Path(entry.name).suffix.lower() in suffixes and is_ordinary(entry)

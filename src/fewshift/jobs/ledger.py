@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from fewshift.errors import FewshiftError
+from fewshift.errors import NO_ROOM, FewshiftError
 
 Record = dict[str, Any]
 
@@ -102,9 +102,8 @@ class Ledger:
                 with self.file.open("r+b") as file:
                     yield file
         except OSError as error:
-            raise FewshiftError(
-                f"cannot read or write {self.file} ({error.strerror}): choose another folder"
-            ) from error
+            what = "free some space, then run it again" if error.errno in NO_ROOM else "choose another folder"
+            raise FewshiftError(f"cannot read or write {self.file} ({error.strerror}): {what}") from error
 
 
 @contextmanager
