@@ -1,6 +1,10 @@
-"""The one exception of the library."""
+"""The one exception of the library, and the one of the system that it words."""
 
 from __future__ import annotations
+
+import errno
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # how the system says that a disk is full
 
 
 class FewshiftError(ValueError):

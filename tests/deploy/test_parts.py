@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import csv
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from fewshift.deploy import class_table
 from fewshift.deploy.listing import listed
 from fewshift.images.folders import image_files
 from fewshift.jobs.ledger import alone_in
+from tests.helpers.disks import room_for
 from tests.helpers.networks import make_tiny
 from tests.helpers.pictures import picture, save
 
@@ -132,19 +129,6 @@ def test_parts_of_a_longer_list_are_removed(photos: Path, out: Path) -> None:
 def test_two_writers_in_one_folder_are_one_too_many(photos: Path, out: Path) -> None:
     with alone_in(out), pytest.raises(FewshiftError, match=r"another process is writing into .*predictions"):
         predict(photos, out)
-
-
-@contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """Within the block no file grows beyond so many bytes: as on a full disk, a write fails in the middle."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(photos: Path, out: Path) -> None:

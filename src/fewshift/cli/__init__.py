@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 import typer
 
 from fewshift.cli.console import MisuseError
 from fewshift.cli.options import app
-from fewshift.errors import FewshiftError
+from fewshift.errors import NO_ROOM, FewshiftError
 
 __all__ = ["app", "main"]
 
@@ -39,8 +42,22 @@ for command in COMMANDS:
 
 def main() -> None:
     """The entry point: a mistake is one sentence on stderr; exit code 2 if the command itself is wrong, otherwise 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are no text
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here a full disk is still a sentence
     except FewshiftError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, MisuseError) else 1)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        what = "the output" if error.filename is None else error.filename
+        typer.echo(f"error: cannot write {what}: {error.strerror}: free some space", err=True)
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it is not tried again
+        sys.exit(1)

@@ -18,6 +18,8 @@ import typer
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fewshift.api import Listener
 
 DOING = {
@@ -117,13 +119,19 @@ def _doing() -> str:
     return DOING.get(running.get(), "working")
 
 
+def _console() -> Console:
+    """Where tables are printed: words are those of users, so [brackets] and :colons: mean nothing."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
+
+
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A table on stdout, as wide as it needs to be when it goes into a file."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = _console()
     console.print(title, style="bold", highlight=False, soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
@@ -136,7 +144,6 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 def print_facts(title: str, facts: Mapping[str, str]) -> None:
     """A title and one line for each fact on stdout; long values go on below where they began."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -144,7 +151,7 @@ def print_facts(title: str, facts: Mapping[str, str]) -> None:
         width = max(map(len, facts))
         typer.echo("\n".join([title, *(f"  {name:{width}}  {value}" for name, value in facts.items())]))
         return
-    console = Console()
+    console = _console()
     console.print(title, style="bold", highlight=False)
     table = Table.grid(padding=(0, 2), pad_edge=True)
     table.add_column(no_wrap=True)

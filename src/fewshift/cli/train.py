@@ -42,8 +42,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, package.module:factory or digits; by default the "
-            "architecture of the data set's recipe.",
+            help="timm:NAME, torchvision:NAME, smp:ARCH/ENCODER, digits, or package.module:factory, which runs that "
+            "code; by default the architecture of the data set's recipe.",
             show_default=False,
         ),
     ] = None,

@@ -12,3 +12,4 @@ class LeftOut:
 
     count: int  # all of them
     files: tuple[Path, ...] = ()  # those that are images: in a format that is not read here, or without a label
+    strange: tuple[Path, ...] = ()  # those that are no ordinary files, and folders that cannot be looked into

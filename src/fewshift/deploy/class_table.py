@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from fewshift.core._display import MOST_NAMES, Displayed
-from fewshift.core._files import whole
+from fewshift.core._files import refuse_long_name, whole, writing
+from fewshift.core._names import as_cell, as_text, from_cell, is_unicode
 from fewshift.deploy.decoding import ReadBatch, Unreadable, batches_of, decoded
 from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
-from fewshift.files.appending import disk_cure
 from fewshift.files.parsing import read_json
 from fewshift.files.shapes import fields, is_flag, is_text
 from fewshift.images.preprocess import Preprocess
@@ -61,6 +61,8 @@ class Columns:
     def __post_init__(self) -> None:
         if not isinstance(self.top, int) or not 1 <= self.top <= len(self.classes):
             raise FewshiftError(f"top={self.top!r} of {len(self.classes)} classes: give 1 to {len(self.classes)}")
+        if strange := [name for name in self.classes if not is_unicode(name)]:
+            raise FewshiftError(f"the class name {as_text(strange[0])} is not UTF-8 text: give it another (classes=)")
 
     @property
     def header(self) -> list[str]:
@@ -93,6 +95,11 @@ class Columns:
         pairs = [(row.name, row.probability), *([row.source] if row.source else []), *row.others]
         scored = [cell for name, probability in pairs for cell in (name, round(probability, 6))]
         return [str(row.file), *scored, *(round(probability, 6) for probability in row.probabilities)]
+
+    def csv_cells(self, row: ImagePrediction) -> list[str | float]:
+        """A row as a table that spreadsheets open has it."""
+        file, *others = self.cells(row)
+        return [as_cell(str(file)), *others]
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,7 +152,7 @@ class ImagePredictions(Displayed):
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(self.columns.header)
-        writer.writerows(map(self.columns.cells, self.rows))
+        writer.writerows(map(self.columns.csv_cells, self.rows))
         return table.getvalue()
 
 
@@ -169,7 +176,7 @@ class ClassRun:
         with self._table(out, resume, overwrite) as (known, write):
             left = [file for file in files if str(file) not in known] if known else files
             for part, unread in self.batches(batches_of(left, self.batch_size)):
-                write([self.columns.cells(row) for row in part])
+                write([self.columns.csv_cells(row) for row in part])
                 rows += part
                 broken += unread
         return ImagePredictions(tuple(rows), self.columns, tuple(broken), len(files) - len(left))
@@ -221,13 +228,10 @@ class ClassRun:
         run = fingerprint(self.networks, (self.preprocess, self.columns))
         known = _known(path, run, self.columns, resume, overwrite)
         record = path.with_name(path.name + RECORD)
-        try:
-            with path.open("a" if known is not None else "w", encoding="utf-8", newline="") as file:
-                _note(record, run, finished=False)
-                yield known or set(), _writing(file, [] if known is not None else self.columns.header)
-        except OSError as error:
-            cure = disk_cure(error, "choose a file in a folder that exists and is writable")
-            raise FewshiftError(f"cannot write {path}: {error.strerror}: {cure}") from error
+        refuse_long_name(record)
+        with writing(path), path.open("a" if known is not None else "w", encoding="utf-8", newline="") as file:
+            _note(record, run, finished=False)
+            yield known or set(), _writing(file, [] if known is not None else self.columns.header)
         _note(record, run, finished=True)
 
 
@@ -268,9 +272,11 @@ def _known(path: Path, run: str, columns: Columns, resume: bool, overwrite: bool
 
 
 def _whole_rows(path: Path, columns: Columns) -> set[str] | None:
-    """The files of the rows of a table, or None without a header; a last line that a kill cut off is removed."""
+    """The files of the rows of a table, or None without a header; a last row that a kill cut off is removed."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
+    while content.count(b'"', 0, end) % 2:  # that line break is one of a quoted name
+        end = content.rfind(b"\n", 0, end - 1) + 1
     if not end:
         return None
     if end < len(content):
@@ -279,7 +285,7 @@ def _whole_rows(path: Path, columns: Columns) -> set[str] | None:
     header, *rows = csv.reader(io.StringIO(content[:end].decode("utf-8"), newline=""))
     if header != columns.header:
         raise FewshiftError(f"{path} has other columns: pass --overwrite (overwrite=True), or choose another file")
-    return {row[0] for row in rows if row}
+    return {from_cell(row[0]) for row in rows if row}
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fewshift.core._names import as_text, is_unicode
 from fewshift.core._progress import track
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import open_image
@@ -45,10 +46,11 @@ def decode(files: Sequence[Path], preprocess: FileSteps, *, strict: bool = False
     broken: list[Unreadable] = []
     for file in files:
         try:
+            _refuse_unwritable(file)
             pictures.append(steps(open_image(file, preprocess.mode)))
             read.append(file)
         except FewshiftError as error:
-            broken.append(Unreadable(file, str(error) if str(file) in str(error) else f"{file}: {error}"))
+            broken.append(Unreadable(file, str(error) if as_text(file) in str(error) else f"{file}: {error}"))
             if strict:
                 break
     stacked: Tensor | list[Tensor] = pictures
@@ -58,6 +60,12 @@ def decode(files: Sequence[Path], preprocess: FileSteps, *, strict: bool = False
         normalise = preprocess.normalise
         stacked = normalise(stacked) if isinstance(stacked, Tensor) else list(map(normalise, stacked))
     return ReadBatch(read, stacked, broken)
+
+
+def _refuse_unwritable(file: Path) -> None:
+    """One sentence for an image that no table can name, before it is read."""
+    if not is_unicode(file):
+        raise FewshiftError(f"{as_text(file)}: the name is not UTF-8 text, as a table needs it: rename the file")
 
 
 def decoded(

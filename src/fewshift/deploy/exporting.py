@@ -16,7 +16,7 @@ import torch
 from fewshift import __version__
 from fewshift.core._arguments import checked_path
 from fewshift.core._display import Displayed, byte_size
-from fewshift.core._files import whole
+from fewshift.core._files import whole, writing
 from fewshift.core._progress import Progress, Stage, plan, stage, told_to
 from fewshift.core.delta import Delta
 from fewshift.deploy import exported_programs, onnx_files, openvino_files
@@ -273,10 +273,6 @@ def _sizes(program: Any, in_bytes: bool) -> list[int | None]:
 @contextmanager
 def _files(out: Path, suffixes: Sequence[str]) -> Iterator[list[Path]]:
     """Temporary paths that become the files if the block succeeds; a full disk is one sentence."""
-    try:
-        with ExitStack() as stack:
-            yield [stack.enter_context(whole(out.with_suffix(suffix))) for suffix in suffixes]
-    except OSError as error:
-        raise FewshiftError(
-            f"cannot write {out}: {error.strerror or error}: nothing is left there; make room, or choose another folder"
-        ) from error
+    remedy = "nothing is left there; make room, or choose another folder"
+    with writing(out, remedy), ExitStack() as stack:
+        yield [stack.enter_context(whole(out.with_suffix(suffix))) for suffix in suffixes]

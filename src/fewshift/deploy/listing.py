@@ -5,13 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
 
 from fewshift.errors import FewshiftError
-from fewshift.images.folders import image_files
+from fewshift.images.folders import image_files, image_names
 from fewshift.images.formats import readable
 from fewshift.images.inputs import images_below
 
@@ -52,7 +51,7 @@ def listed(images: Files) -> FileList:
     """The image files that are meant, in the order given; those of a folder are sorted."""
     if isinstance(images, (str, Path)) and Path(images).exists():
         root = images_below(images)
-        names = list(_walked(str(root), readable())) if root.is_dir() else []
+        names = list(image_names(root)) if root.is_dir() else []
         return FileList(root, Names(names) if names else image_files(root))  # which says why there are none
     if not isinstance(images, (str, Path, Sequence)):
         raise FewshiftError(
@@ -64,18 +63,6 @@ def listed(images: Files) -> FileList:
     if not files:
         raise FewshiftError("there are no images: give some")
     return FileList(Path(os.path.commonpath([file.absolute().parent for file in files])), files)
-
-
-def _walked(folder: str, suffixes: Set[str]) -> Iterator[str]:
-    """The images below a folder, in the order and with the exceptions of `image_files`."""
-    entries = []
-    with suppress(PermissionError), os.scandir(folder) as listing:
-        entries = sorted((entry for entry in listing if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walked(entry.path, suffixes)
-        elif Path(entry.name).suffix.lower() in suffixes and (entry.is_file() or entry.is_symlink()):
-            yield str(Path(entry.path))
 
 
 def _meant_by(path: str | Path) -> list[Path]:

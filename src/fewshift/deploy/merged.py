@@ -24,7 +24,9 @@ def write_merged(model: nn.Module, delta: Delta, out: str | Path, *, undo: bool 
         raise FewshiftError(f"{out} has the weights that the network came from: choose another file")
     arch = known.arch if known.arch and in_library(known.arch) else None  # a card names no code to run
     card = {"arch": arch, "classes": delta.classes, "algorithm": known.algorithm, **(delta.preprocess or {})}
-    with whole(out) as draft, whole(out.with_suffix(".json")) as card_draft:
+    with whole(out) as draft:
         save_model(network, str(draft))
-        card_draft.write_text(json.dumps({key: value for key, value in card.items() if value is not None}, indent=1))
+        with whole(out.with_suffix(".json")) as card_draft:
+            text = json.dumps({key: value for key, value in card.items() if value is not None}, indent=1)
+            card_draft.write_text(text, encoding="utf-8")
     return out

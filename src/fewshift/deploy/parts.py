@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from fewshift.core._display import Displayed
-from fewshift.core._files import whole
+from fewshift.core._files import whole, writing
+from fewshift.core._names import as_cell, as_text, from_cell
 from fewshift.deploy.class_table import ClassRun, Columns, ImagePrediction
 from fewshift.deploy.decoding import Unreadable, batches_of
 from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
-from fewshift.files.appending import disk_cure
 from fewshift.files.parsing import read_json
 from fewshift.files.shapes import fields, is_text
 from fewshift.jobs.ledger import alone_in
@@ -31,6 +31,7 @@ PART_SIZE = 2000  # images
 RUN = "_run.json"  # readers of Parquet folders pass over names that begin with _
 BROKEN = "_broken"
 ORIGIN = b"fewshift"  # the key of the metadata that names run and files
+REMEDY = "free some space or make it writable, then --resume (resume=True) goes on"
 SHOWN = 20  # images that cannot be read, named in the result
 
 
@@ -115,18 +116,23 @@ class Part:
         if not self.broken.exists():
             return []
         with self.broken.open(encoding="utf-8", newline="") as file:
-            return [Unreadable(Path(row["file"]), row["error"]) for row in csv.DictReader(file)]
+            return [Unreadable(Path(row["file"]), from_cell(row["error"])) for row in csv.DictReader(file)]
 
     def write(self, columns: Columns, rows: Sequence[ImagePrediction], broken: Sequence[Unreadable]) -> None:
         """Write its rows; images that cannot be read come first, because the rows show that it is done."""
-        with _disk(self.path):
+        with writing(self.path, REMEDY):
             self.broken.unlink(missing_ok=True)
             if broken:
                 self.broken.parent.mkdir(exist_ok=True)
                 with whole(self.broken) as draft, draft.open("w", encoding="utf-8", newline="") as file:
                     writer = csv.writer(file, lineterminator="\n")
-                    writer.writerows([["file", "error"], *([str(image.file), image.error] for image in broken)])
+                    writer.writerows([["file", "error"], *map(_broken_cells, broken)])
             _write_parquet(self.path, columns, rows, self.origin)
+
+
+def _broken_cells(image: Unreadable) -> list[str]:
+    """A row about an image that cannot be read; the error begins with its name."""
+    return [as_cell(as_text(image.file)), as_cell(image.error)]
 
 
 def _write_parquet(path: Path, columns: Columns, rows: Sequence[ImagePrediction], origin: bytes) -> None:
@@ -140,18 +146,6 @@ def _write_parquet(path: Path, columns: Columns, rows: Sequence[ImagePrediction]
     table = pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(kinds, metadata={ORIGIN: origin}))
     with whole(path) as draft:
         parquet.write_table(table, draft)
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """Within the block, what cannot be written is one sentence."""
-    try:
-        yield
-    except OSError as error:
-        cure = disk_cure(error, "make it writable")
-        raise FewshiftError(
-            f"cannot write {path} ({error.strerror or error}): {cure}, then --resume (resume=True) goes on"
-        ) from error
 
 
 @contextmanager
@@ -229,7 +223,7 @@ class Parts:
         self._note(run, finished=False)
 
     def _note(self, run: str, *, finished: bool) -> None:
-        with _disk(self.folder / RUN), whole(self.folder / RUN) as draft:
+        with writing(self.folder / RUN, REMEDY), whole(self.folder / RUN) as draft:
             draft.write_text(json.dumps({"run": run, "finished": finished}) + "\n", encoding="utf-8")
 
 

@@ -97,7 +97,8 @@ def _answers(ray: Any, run: ClassRun, plan: dict[tuple[int, int], Sequence[Path]
     processors = int(ray.cluster_resources()["CPU"])
     on_gpu = any(tensor.is_cuda for tensor in run.networks[-1].parameters())
     items = [
-        {"part": part, "place": place, "files": [str(file) for file in batch]} for (part, place), batch in plan.items()
+        {"part": part, "place": place, "files": [os.fsencode(file) for file in batch]}
+        for (part, place), batch in plan.items()
     ]
     read = data.from_items(items, override_num_blocks=len(items)).map_batches(
         _Reading(run.preprocess), batch_size=1, num_cpus=1, ray_remote_args_fn=_retrying_task
@@ -139,7 +140,7 @@ class _Reading:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(1)
-        read = decode([Path(file) for file in batch["files"][0]], self.preprocess)
+        read = decode([Path(os.fsdecode(file)) for file in batch["files"][0]], self.preprocess)
         return {"part": batch["part"], "place": batch["place"], "decoded": _boxed(read)}
 
 

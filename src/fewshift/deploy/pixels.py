@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core._display import Displayed
+from fewshift.core._files import make_folder, read_ordinary, refuse_long_name
 from fewshift.core._progress import track
 from fewshift.deploy.decoding import Unreadable
 from fewshift.deploy.fingerprints import fingerprint
@@ -182,7 +183,7 @@ class _UnreadableError(FewshiftError):
 def _content(file: Path) -> str:
     """A word that changes when an image does."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(read_ordinary(file)).hexdigest()[:16]
     except OSError as error:
         raise _UnreadableError(f"{file} cannot be read ({error.strerror}): replace or remove it") from error
 
@@ -208,17 +209,36 @@ def _targets(listing: FileList, folder: Path) -> list[dict[str, Path]]:
     root = listing.root.absolute()
     files = [file.absolute() for file in listing.files]
     paths = [Path(file.name) if file == root else file.relative_to(root) for file in files]
-    counts = Counter(path.with_suffix("") for path in paths)
-    # a.jpg beside a.png: both keep their suffix
-    names = [path if counts[path.with_suffix("")] > 1 else path.with_suffix("") for path in paths]
-    return [
-        {"labels": folder / "labels" / f"{name}.png", "overlay": folder / "overlays" / f"{name}.jpg"} for name in names
+    names = _target_names(set(paths))
+    targets = [
+        {"labels": folder / "labels" / f"{names[path]}.png", "overlay": folder / "overlays" / f"{names[path]}.jpg"}
+        for path in paths
     ]
+    _refuse_impossible(targets)
+    return targets
+
+
+def _target_names(paths: Set[Path]) -> dict[Path, Path]:
+    """A name of its own for each image: its path without the suffix, or with it where two would share one."""
+    names = {path: path.with_suffix("") for path in paths}
+    while True:
+        counts = Counter(names.values())
+        # a.jpg beside a.png keep their suffixes; then a.jpg.png, which has become a.jpg, keeps its own too
+        shared = [path for path, name in names.items() if counts[name] > 1 and name != path]
+        if not shared:
+            return names
+        names |= {path: path for path in shared}
+
+
+def _refuse_impossible(targets: Sequence[Mapping[str, Path]]) -> None:
+    """One sentence when a target has too long a name, or would be a folder as well."""
+    places = {folder for target in targets for path in target.values() for folder in path.parents}
+    for path in (path for target in targets for path in target.values()):
+        refuse_long_name(path)
+        if path in places:
+            raise FewshiftError(f"{path} would be a file and a folder: rename the image or the folder of that name")
 
 
 def _make_folders(targets: Sequence[Mapping[str, Path]]) -> None:
     for place in {path.parent for target in targets for path in target.values()}:
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FewshiftError(f"cannot write into {place}: {error.strerror}: choose another folder") from error
+        make_folder(place)

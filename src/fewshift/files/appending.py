@@ -6,11 +6,10 @@ the next reader has to recognise.
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from fewshift.errors import NO_ROOM
 
 
 def append_whole(file: int, content: bytes) -> None:
@@ -35,7 +34,7 @@ def append_to(path: Path, content: bytes) -> None:
 
 def disk_cure(error: OSError, otherwise: str) -> str:
     """What to do about a file that cannot be written: make room, or what is said otherwise."""
-    return "make room" if error.errno in FULL else otherwise
+    return "make room" if error.errno in NO_ROOM else otherwise
 
 
 def _write_all(file: int, content: bytes) -> None:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fewshift.core._files import read_ordinary
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import is_hidden, is_image
 from fewshift.images.label_lists import read_label_list
 from fewshift.images.scenes import scene_layout
+from fewshift.images.walking import entries_below
 
 LISTS = (".csv", ".tsv", ".json")
 LAYOUT = "make one folder for each place, such as {root}/camera-7/cat/1.jpg"
@@ -98,11 +100,8 @@ def _key(name: str, path: Path, settings: str) -> str:
 def _files(path: Path) -> Iterator[tuple[Path, str]]:
     """Every file of a place, and what it is to it."""
     if path.is_dir():
-        yield from (
-            (file, str(file.relative_to(path)))
-            for file in sorted(path.rglob("*"))
-            if file.is_file() and not is_hidden(file, path)
-        )
+        files = (Path(entry.path) for entry in entries_below(path) if not entry.name.startswith("."))
+        yield from ((file, str(file.relative_to(path))) for file in files if file.is_file())
         return
     yield path, "list"
     with suppress(FewshiftError):  # adapting says what is wrong with the list
@@ -111,6 +110,6 @@ def _files(path: Path) -> Iterator[tuple[Path, str]]:
 
 def _content(file: Path) -> str:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(read_ordinary(file)).hexdigest()
     except OSError as error:
         return str(error.strerror)

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import nn
 
+from fewshift.core._files import refuse_long_name
 from fewshift.core._progress import Progress, silent, told_to
 from fewshift.core.delta import Fingerprint
 from fewshift.core.labels import Augment
@@ -80,6 +81,8 @@ def adapt_sites(
     _check(workers, engine, address, options)
     folder = Path(out).absolute()
     paths = paths_below(places)
+    for name in paths:
+        refuse_long_name(delta_file(folder, name))
     if options.get("classes") is None and known_card(model).classes is None:
         options["classes"] = common_classes(paths.values())
     settings = _settings(model, options)

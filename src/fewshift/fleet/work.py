@@ -12,9 +12,9 @@ from torch import nn
 
 from fewshift import __version__
 from fewshift.api import adapt
+from fewshift.core._files import writing
 from fewshift.core._progress import silent
 from fewshift.errors import FewshiftError
-from fewshift.files.appending import disk_cure
 from fewshift.files.shapes import fields, is_count, is_flag, is_loss, is_text, list_of, one_of, or_none
 from fewshift.fleet.places import Place
 from fewshift.report import cautions
@@ -91,14 +91,11 @@ def adapt_place(place: Place, work: Work) -> dict[str, Any]:
         warnings.simplefilter("always")
         result = adapt(work.model, place.path, **work.options)
     file = delta_file(work.out, place.name)
-    try:
+    with writing(file, "free some space or make it writable, then run it again"):
         if result.accepted:
             result.delta.save(file)
         else:
             file.unlink(missing_ok=True)  # an earlier one was fitted to other images, or by other options
-    except OSError as error:
-        cure = disk_cure(error, "make it writable")
-        raise FewshiftError(f"cannot write {file} ({error.strerror}): {cure}, then run it again") from error
     ours = [str(note.message) for note in noted if issubclass(note.category, (CautionWarning, LeakWarning))]
     return _summary(result, ours) | {"delta": file.stat().st_size if result.accepted else None}
 

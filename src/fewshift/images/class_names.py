@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,20 +14,26 @@ def plain_name(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def class_numbers(names: Iterable[str], classes: Sequence[str], whose: str) -> dict[str, int]:
-    """The position of each name in `classes`; a name may differ in case if that leaves no doubt.
+def class_numbers(
+    names: Iterable[str],
+    classes: Sequence[str],
+    whose: str,
+    alike: Callable[[str], str] = str.casefold,
+    remedy: str = "rename or remove it",
+) -> dict[str, int]:
+    """The position of each name in `classes`; a name may differ in case, or as `alike` has it, if that leaves no doubt.
 
     Any other name is an error that suggests the class it may be meant for. So are two names for one class.
     """
     numbers: dict[str, int] = {}
     for name in names:
         same = [number for number, known in enumerate(classes) if known == name]
-        same = same or [number for number, known in enumerate(classes) if known.casefold() == name.casefold()]
+        same = same or [number for number, known in enumerate(classes) if alike(known) == alike(name)]
         if len(same) != 1:
             guess = _guess(name, classes)
             raise FewshiftError(
                 f"{whose} has a class {name!r} that the network does not know: "
-                f"{f'did you mean {guess!r}? ' if guess else ''}rename or remove it, the known classes are "
+                f"{f'did you mean {guess!r}? ' if guess else ''}{remedy}, the known classes are "
                 f"{some(classes)}"
             )
         if other := next((other for other, number in numbers.items() if number == same[0]), None):

@@ -7,7 +7,7 @@ one that cannot be read stops the work and is named.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,8 +19,9 @@ from torch import Tensor
 from fewshift.core.labels import IMAGES, Labels, extent
 from fewshift.errors import FewshiftError
 from fewshift.images.class_names import class_numbers, some
-from fewshift.images.formats import left_out_below, readable, remedy
-from fewshift.images.preprocess import FileSteps, in_mode, opened
+from fewshift.images.formats import is_image_entry, left_out_below, opened, readable, remedy
+from fewshift.images.preprocess import FileSteps, in_mode
+from fewshift.images.walking import entries_below
 
 LAYOUT = "make one folder per class, such as {root}/cat/1.jpg and {root}/dog/2.jpg"
 
@@ -41,6 +42,12 @@ def read_tensor(path: Path, steps: FileSteps) -> Tensor:
         raise FewshiftError(f"{path}: {error}") from error
 
 
+def image_names(root: str | Path) -> Iterator[str]:
+    """The paths of all images below a folder, sorted; hidden files and folders are left out."""
+    known = readable()
+    return (str(Path(entry.path)) for entry in entries_below(root) if is_image_entry(entry, known))
+
+
 def image_files(root: str | Path) -> list[Path]:
     """All images below a folder, sorted; hidden files and folders are left out. One file is a list of one."""
     root = Path(root)
@@ -54,9 +61,12 @@ def image_files(root: str | Path) -> list[Path]:
             )
         return [root]
     if not root.is_dir():
-        raise FewshiftError(f"no such folder {root}: check the path")
-    known = readable()
-    files = sorted(path for path in root.rglob("*") if _is_one_of(path, known) and not is_hidden(path, root))
+        raise FewshiftError(
+            f"{root} is not an ordinary file: give a folder or an image"
+            if root.exists()
+            else f"no such folder {root}: check the path"
+        )
+    files = [Path(name) for name in image_names(root)]
     if not files:
         unread = left_out_below(root)
         if unread is not None and unread.files:
@@ -183,12 +193,7 @@ def _class_images(name: str, folder: Path) -> list[Path]:
 
 def is_image(path: Path) -> bool:
     """Whether this is an image file that can be read here, by its suffix."""
-    return _is_one_of(path, readable())
-
-
-def _is_one_of(path: Path, suffixes: frozenset[str]) -> bool:
-    # a broken link counts: opening it raises an error, skipping it would hide it
-    return path.suffix.lower() in suffixes and (path.is_file() or path.is_symlink())
+    return path.suffix.lower() in readable() and (path.is_file() or path.is_symlink())
 
 
 def is_hidden(path: Path, root: Path) -> bool:

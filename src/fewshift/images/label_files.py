@@ -6,8 +6,10 @@ is an error that names it and counts its pixels: a label that is skipped is miss
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from fewshift.errors import FewshiftError
 from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
 from fewshift.images.class_names import plain_name, some
-from fewshift.images.preprocess import opened
+from fewshift.images.formats import opened
 
 Array = np.ndarray[Any, Any]
 Palette = Sequence[RGB]
@@ -165,8 +167,12 @@ def read_palette(file: str | Path) -> list[tuple[str, RGB]]:
     file = Path(file)
     if not file.is_file():
         raise FewshiftError(f"no such palette {file}: check the path")
+    return _palette_lines(file.read_text(encoding="utf-8", errors="replace"), file)
+
+
+def _palette_lines(text: str, file: Path) -> list[tuple[str, RGB]]:
     lines = []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         *colour, name = line.split(maxsplit=3)
@@ -197,7 +203,8 @@ def palette_of(classes: Sequence[str]) -> tuple[RGB, ...]:
     """A colour for each class: those of Cityscapes where it has all the names, the default ones otherwise."""
     known = {plain_name(name): colour for name, colour in zip(cityscapes.CLASSES, cityscapes.PALETTE, strict=True)}
     names = [plain_name(name) for name in classes]
-    return tuple(known[name] for name in names) if known.keys() >= set(names) else default_palette(len(classes))
+    cityscapes_alone = known.keys() >= set(names) and len(set(names)) == len(names)
+    return tuple(known[name] for name in names) if cityscapes_alone else default_palette(len(classes))
 
 
 def default_palette(classes: int) -> tuple[RGB, ...]:
@@ -266,17 +273,34 @@ def origin_of(path: str | Path) -> tuple[str, float] | None:
 
 
 def write_palette(path: str | Path, classes: Sequence[str], palette: Palette) -> Path:
-    """Write what the colours of label files mean, for `read_palette`."""
-    lines = (f"{' '.join(map(str, colour))} {name}\n" for colour, name in zip(palette, classes, strict=True))
+    """Write what the colours of label files mean, for `read_palette`, which has to find the same classes."""
+    path = Path(path)
     with whole(path) as draft:
-        draft.write_text("".join(lines), encoding="utf-8")
-    return Path(path)
+        draft.write_text("".join(starmap(_palette_line, zip(classes, palette, strict=True))), encoding="utf-8")
+    return path
+
+
+def _palette_line(name: str, colour: RGB) -> str:
+    """A class in a line of its own, or one sentence if its name cannot stand there."""
+    line = f"{' '.join(map(str, colour))} {name}\n"
+    try:
+        readable = name.encode() and _palette_lines(line, Path(PALETTE_FILE)) == [(name, colour)]
+    except (FewshiftError, UnicodeEncodeError):
+        readable = False
+    if not readable:
+        raise FewshiftError(
+            f"the class name {name!r} cannot stand in a line of {PALETTE_FILE}: give it a name (classes=) without line "
+            "breaks, and without spaces at its ends"
+        )
+    return line
 
 
 def write_overlay(path: str | Path, image: Image.Image, labels: Tensor, palette: Palette) -> Path:
     """Write a JPEG of the image beneath its labels."""
     with whole(path) as draft:
-        overlay(image, labels, palette).save(draft, "jpeg", quality=90)
+        picture = io.BytesIO()  # Pillow does not notice that a disk takes a part of a JPEG
+        overlay(image, labels, palette).save(picture, "jpeg", quality=90)
+        draft.write_bytes(picture.getvalue())
     return Path(path)
 
 

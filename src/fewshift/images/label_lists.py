@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from fewshift.core._files import read_ordinary
 from fewshift.core.left_out import LeftOut
 from fewshift.errors import FewshiftError
 from fewshift.files.parsing import parsed_json
@@ -53,7 +54,7 @@ def read_label_list(path: str | Path) -> LabelList:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_ordinary(path).decode("utf-8-sig")
     except OSError as error:
         raise FewshiftError(f"cannot read {path}: {error.strerror}: check the path") from error
     except UnicodeDecodeError as error:

@@ -7,27 +7,21 @@ itself on repairing it. So the steps are a value that travels with the model.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from fewshift.core.losses import IGNORE
 from fewshift.core.randomness import watched_randomness
 from fewshift.errors import FewshiftError
-from fewshift.images.formats import remedy, teach_pillow
 
 MODES = {1: "L", 3: "RGB"}  # channels -> image mode
 MAX_PIXELS = 89_478_485  # of a tensor: a gigabyte in float32
-# of a file: where Pillow refuses to open one, half a gigabyte in RGB; photographs of 108 million pixels are below it
-MAX_FILE_PIXELS = 178_956_970  # ours cannot be switched off elsewhere
 FILTERS = tuple(filter.name.lower() for filter in Image.Resampling)
 SIDES = ("shorter", "height")
 
@@ -214,37 +208,6 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     return image if image.mode == mode else image.convert(mode)
-
-
-@contextmanager
-def opened(path: str | Path) -> Iterator[Image.Image]:
-    """Open an image file for the block; raise one sentence if that fails.
-
-    The size is checked before a pixel is decoded: a few hundred bytes can claim gigabytes.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FewshiftError(f"no such image {path}: check the path")
-    if path.stat().st_size == 0:
-        raise FewshiftError(f"{path} is empty: replace or remove it")
-    teach_pillow(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # from half of our limit on
-            with Image.open(path) as image:
-                if image.width * image.height > MAX_FILE_PIXELS:
-                    raise Image.DecompressionBombError  # noqa: TRY301 - one sentence for Pillow's limit and ours
-                yield image
-    except Image.DecompressionBombError as error:
-        raise FewshiftError(
-            f"{path} claims more than {MAX_FILE_PIXELS / 1e6:.0f} million pixels: shrink or remove it"
-        ) from error
-    except UnidentifiedImageError as error:
-        raise FewshiftError(f"{path} is not an image: {remedy([path]) or 'replace or remove it'}") from error
-    except FewshiftError as error:
-        raise FewshiftError(f"{path}: {error}") from error
-    except Exception as error:  # decoders raise whatever a broken file leads them to
-        raise FewshiftError(f"{path} is damaged and cannot be decoded: replace or remove it") from error
 
 
 def _scaled(image: Image.Image, size: int, side: str) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -18,10 +18,12 @@ from fewshift.core.support import others
 from fewshift.errors import FewshiftError
 from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
-from fewshift.images.class_names import plain_name, some
-from fewshift.images.folders import image_files, is_hidden, open_image
-from fewshift.images.label_files import MANY, PALETTE_FILE, Encoding, palette_of, read_palette
-from fewshift.images.preprocess import Preprocess, opened
+from fewshift.images.class_names import class_numbers, plain_name
+from fewshift.images.folders import image_files, open_image
+from fewshift.images.formats import is_image_entry, opened
+from fewshift.images.label_files import PALETTE_FILE, Encoding, palette_of, read_palette
+from fewshift.images.preprocess import Preprocess
+from fewshift.images.walking import entries_below
 
 VOID = frozenset({"void", "ignore", "unlabelled", "unlabeled"})  # names for pixels without a label
 
@@ -150,7 +152,7 @@ class Pairing:
 
     def labelled(self) -> bool:
         """Whether both folders exist, and the labels have a file that ends in `label_end`."""
-        ends = (path.stem.endswith(self.label_end) for path in self.labels.rglob("*.png"))
+        ends = (path.stem.endswith(self.label_end) for path in _label_files(self.labels))
         return self.images.is_dir() and self.labels.is_dir() and any(ends)
 
 
@@ -254,20 +256,15 @@ def _matched(own: Sequence[str], classes: Sequence[str] | None, whose: str) -> t
             f"{whose} names {len(own)} classes, and the network has {len(classes)} outputs without names: pass "
             "--classes (classes=), a name for each output in their order"
         )
-    known = {plain_name(name): number for number, name in enumerate(classes)}
-    if unknown := [name for name in own if plain_name(name) not in known]:
-        raise FewshiftError(
-            f"{whose} has a class {unknown[0]!r} that is none of the network's {len(classes)} ({some(classes, MANY)}): "
-            "give it the network's name, or void"
-        )
-    return tuple(classes), [known[plain_name(name)] for name in own]
+    numbers = class_numbers(own, classes, whose, plain_name, "give it the network's name, or void")
+    return tuple(classes), list(numbers.values())
 
 
-def _label_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".png" and not is_hidden(path, folder))
+def _label_files(folder: Path) -> Iterator[Path]:
+    return (Path(entry.path) for entry in entries_below(folder) if is_image_entry(entry, {".png"}))
 
 
-def _by_name(files: Sequence[Path], root: Path, end: str, wanted: Set[str] | None) -> dict[str, Path]:
+def _by_name(files: Iterable[Path], root: Path, end: str, wanted: Set[str] | None) -> dict[str, Path]:
     """Files by what their path has before `end` and the suffix."""
     named: dict[str, Path] = {}
     for file in files:

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fewshift.core._files import whole
+from fewshift.core._files import remove_drafts, whole
 from fewshift.errors import FewshiftError
-from fewshift.files.appending import append_to, disk_cure
 from fewshift.files.parsing import read_json
 from fewshift.files.shapes import anything, fields, is_count, is_flag, is_loss, is_table, is_text, list_of, or_none
 from fewshift.studio.adapt_task import REPORT, RESULT, SCENES, draft_of
@@ -82,6 +81,8 @@ def new_folder(out: Path, name: str) -> Path:
 
 def clear_drafts(out: Path) -> None:
     """Remove what a kill left of adaptations that did not come to their end."""
+    for folder in (out, *(file.parent for file in out.glob(f"*/{RESULT}"))):
+        remove_drafts(folder)
     for draft in out.glob(".*.part"):
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -115,7 +116,9 @@ def throw_away(outcome: AdaptationFolder, out: Path, why: str = THROWN_AWAY) -> 
         raise FewshiftError(f"{outcome.folder.name} was kept: remove {outcome.folder} by hand if it is not wanted")
     decision = _record(outcome, why)
     _append(out, decision)
-    shutil.rmtree(outcome.folder)
+    draft = draft_of(outcome.folder)
+    outcome.folder.rename(draft)  # a kill leaves no folder that lacks some of its files
+    shutil.rmtree(draft)
     return decision
 
 
@@ -143,12 +146,25 @@ def _record(outcome: AdaptationFolder, decision: str) -> dict[str, Any]:
     }
 
 
+def settle(out: Path) -> None:
+    """Note decisions that a kill kept from the list of all: a delta is kept before it is noted."""
+    noted = _noted(out)
+    for result in sorted(out.glob(f"*/{RESULT}")):
+        decision = opened_outcome(result.parent).decision
+        if decision is not None and json.dumps(decision) not in noted:
+            _append(out, decision)
+
+
 def _append(out: Path, decision: dict[str, Any]) -> None:
-    try:
-        append_to(out / DECISIONS, (json.dumps(decision) + "\n").encode())
-    except OSError as error:
-        cure = disk_cure(error, "make it writable")
-        raise FewshiftError(f"the decision is not in {out / DECISIONS} ({error.strerror}): {cure}") from error
+    text = "".join(f"{line}\n" for line in (*_noted(out), json.dumps(decision)))
+    with whole(out / DECISIONS) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def _noted(out: Path) -> list[str]:
+    """The lines of the list; one that was torn is left out."""
+    file = out / DECISIONS
+    return file.read_text("utf-8").split("\n")[:-1] if file.exists() else []
 
 
 def _read(path: Path) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fewshift.core._files import whole
+from fewshift.core._names import as_cell
 from fewshift.errors import FewshiftError
 from fewshift.images.class_names import class_numbers
 from fewshift.images.folders import image_files, is_hidden
@@ -88,7 +89,7 @@ def write_table(labels: Mapping[Path, str], path: Path) -> Path:
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "label"])
-    rows.writerows([_relative(file, path), label] for file, label in labels.items())
+    rows.writerows([as_cell(_relative(file, path)), label] for file, label in labels.items())
     return _written(path, text.getvalue())
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from fewshift.images.preprocess import in_mode, opened
+from fewshift.images.formats import opened
+from fewshift.images.preprocess import in_mode
 
 SIDES = {"small": 240, "large": 1280}  # pixels of the longer side
 QUALITY = {"small": 78, "large": 88}

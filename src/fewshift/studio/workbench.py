@@ -63,6 +63,7 @@ class Workbench:
             self.store.close()
             raise
         decisions.clear_drafts(self.out)
+        decisions.settle(self.out)
         self.answers = NetworkAnswers(self.parcel, self.gallery)
         self.order = Order(len(self.classes), seed)
         self._offered: dict[int, tuple[str, float]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fewshift.core._files import whole
+from fewshift.core._files import make_folder, whole
 from fewshift.jobs.ledger import Ledger, Record
 from fewshift.lab.bench.cell import current_key
 from fewshift.lab.bench.record_format import is_cell_record
@@ -20,8 +20,8 @@ class Records(Ledger):
 
     def keep_grid(self, grid: Path) -> None:
         """Copy a grid file beside its records, so that the folder alone can be reported on."""
-        (self.folder / "grids").mkdir(exist_ok=True)
-        with whole(self.folder / "grids" / f"{grid.stem}.toml") as draft:
+        folder = make_folder(self.folder / "grids")
+        with whole(folder / f"{grid.stem}.toml") as draft:
             draft.write_bytes(grid.read_bytes())
 
     def grids(self) -> list[Path]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fewshift.core._files import whole
+from fewshift.core._files import make_folder, whole
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench import trust_tables
 from fewshift.lab.bench.features import FeatureGrid, grid_file, load_grid
@@ -114,7 +114,7 @@ def report_run(folder: str | Path) -> RunReport:
     folder = Path(folder)
     run = read_run(folder)
     report = RunReport(run, bench_page(run, folder / "report.html"))
-    (folder / "tables").mkdir(exist_ok=True)
+    make_folder(folder / "tables")
     for name, endings in report.texts().items():
         for ending, text in endings.items():
             with whole(folder / f"{name}.{ending}") as draft:

@@ -22,6 +22,7 @@ from fewshift.core.network import channels_last, like, logits_of
 from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
+from fewshift.images.formats import picture
 from fewshift.images.label_files import indexed, resized_labels
 from fewshift.images.scenes import Scenes
 from fewshift.lab.bench.cell import Cell
@@ -202,7 +203,7 @@ def _tensor(text: str) -> Tensor:
     import numpy as np
 
     try:
-        return torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(text)))))
+        return torch.from_numpy(np.array(picture(io.BytesIO(base64.b64decode(text)))))
     except Exception as error:  # decoders raise whatever broken bytes lead them to
         raise FewshiftError(
             "a picture in records.jsonl cannot be decoded: remove the lines with pictures and run the grid again"

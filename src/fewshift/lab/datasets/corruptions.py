@@ -21,6 +21,7 @@ from torchvision.transforms.v2 import functional as ops
 
 from fewshift.core.randomness import private_randomness
 from fewshift.errors import FewshiftError
+from fewshift.images.formats import picture
 from fewshift.lab.datasets.domain import Domain
 
 SEED = 0  # of the noise: the same for every draw of a support
@@ -50,7 +51,7 @@ def _jpeg(images: Tensor, quality: int) -> Tensor:
 def _saved(image: Image.Image, quality: int) -> Tensor:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
-    with Image.open(file) as read:
+    with picture(file) as read:
         pixels: Tensor = ops.pil_to_tensor(read)
     return pixels
 

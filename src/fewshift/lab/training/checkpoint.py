@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from fewshift.core._files import whole
+from fewshift.core._files import UnwrittenError, whole
 from fewshift.errors import FewshiftError
 from fewshift.files.parsing import parsed_json, read_json
 
@@ -172,15 +172,14 @@ class Checkpoint:
 
     def _put(self, files: Mapping[Path, bytes]) -> None:
         """All of these files, or none: they are written in full before the first one takes its place."""
-        path = self.file
         try:
             with ExitStack() as drafts:
                 for path, data in files.items():
                     drafts.enter_context(whole(path)).write_bytes(data)
-        except OSError as error:
+        except UnwrittenError as error:
             kept = "the last good checkpoint is kept" if self.file.exists() else "there is no checkpoint yet"
             resume = ", then go on with --resume" if self.state.exists() else ""
-            raise FewshiftError(f"cannot write {path}: {error.strerror}, {kept}: make room{resume}") from error
+            raise FewshiftError(f"cannot write {error.path}: {error.reason}, {kept}: make room{resume}") from error
 
 
 def _digest(content: bytes) -> bytes:

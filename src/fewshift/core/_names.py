@@ -1,0 +1,33 @@
+"""Names of files as other programs take them: tables are UTF-8, and spreadsheets run what looks like a formula."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
+
+
+def as_cell(name: str | Path) -> str:
+    """A path as a table has it: =1.jpg becomes ./=1.jpg, which is the same file and no formula."""
+    text = str(name)
+    return f"./{text}" if text.startswith(FORMULA) else text
+
+
+def from_cell(text: str) -> str:
+    """The path that `as_cell` wrote."""
+    return text.removeprefix("./") if text.startswith(tuple(f"./{sign}" for sign in FORMULA)) else text
+
+
+def is_unicode(name: str | Path) -> bool:
+    """Whether a name is text; that of a file may be any bytes."""
+    try:
+        str(name).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def as_text(name: str | Path) -> str:
+    r"""A name that can be printed and written: bytes that are no text appear as \xff."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
