@@ -176,11 +176,34 @@ def test_domains_average_to_the_printed_average(path):
                 assert sum(entries) / len(entries) == pytest.approx(value, abs=0.11)
 
 
-@pytest.mark.parametrize("name", ["features_visda", "features_digits"])
+def test_office_compares_those_who_see_the_whole_target_with_those_who_see_five_images_per_class():
+    loaded = grid("office31")
+    assert len(loaded.targets) == 6
+    assert {cell.source for cell in loaded.cells()} == {
+        f"office31-from-{name}" for name in ("amazon", "dslr", "webcam")
+    }
+    assert COLLECTIONS["office31"].metric == "macro_recall"
+    shots = {row.label: row.shots for row in loaded.rows}
+    assert [label for label in shots if not shots[label]] == ["Source model", "SHOT", "SFDA", "SDDA", "AdaBN"]
+    assert {label: k for label, k in shots.items() if k} == dict.fromkeys(("L2", "FLUTE", "LCCS*", "auto"), (5,))
+    assert row_of("office31", "LCCS*").settings == {"classifier": "finetuned", "classifier_epochs": 200}
+
+
+@pytest.mark.parametrize("name", ["pacs", "visda"])
+def test_cost_is_the_time_of_an_epoch_for_one_five_and_ten_shots(name):
+    loaded = grid(f"cost_{name}")
+    assert loaded.measure == "epoch_seconds"
+    assert {"vanilla", "LCCS"} <= {row.label for row in loaded.rows}
+    assert all(row.shots == (1, 5, 10) for row in loaded.rows)
+
+
+@pytest.mark.parametrize("name", ["features_visda", "features_digits", "features_pacs"])
 def test_features_are_compared_under_the_three_conditions_of_the_appendix(name):
     loaded = load_grid(GRIDS[0].parent / f"{name}.toml")
     assert isinstance(loaded, FeatureGrid)
     shift, size, mix = loaded.comparisons
+    places = {part for sample in (shift.first, shift.second) for part in sample.domain.split("+")}
+    assert places <= set(COLLECTIONS[shift.dataset].domains)
     assert shift.first.domain != shift.second.domain
     assert (size.first.statistics, size.second.statistics) == ("source", "batch")
     assert (mix.first.classes, mix.second.classes) == ("balanced", "as found")
