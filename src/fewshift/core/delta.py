@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fewshift.core._arguments import checked_model, checked_names, checked_path
 from fewshift.core._display import Displayed, byte_size, few
 from fewshift.core._files import whole
+from fewshift.core.sharing import same_tensor
 from fewshift.errors import FewshiftError
 
 FORMATS = (1, 2)  # without and with an outcome
@@ -73,7 +74,7 @@ class Delta(Displayed):
                 "keep it as it is, or choose a method that returns a plain network"
             )
         bits = {
-            name: _bits(after[name]) ^ _bits(before[name].to(after[name].device)) for name in _one_name_each(before)
+            name: _bits(after[name]) ^ _bits(before[name].to(after[name].device)) for name in _one_name_each(source)
         }
         changed = {name: value.cpu() for name, value in bits.items() if value.any()}
         return cls(changed, *prints, **about)
@@ -85,9 +86,13 @@ class Delta(Displayed):
         return self._flipped(model)
 
     def changed(self, model: nn.Module) -> dict[str, Tensor]:
-        """The tensors that `apply` changes, as they are afterwards; `model` has to be the source network."""
-        state = model.state_dict()
-        return {name: _xor(state[name], value) for name, value in self.bits.items()}
+        """The tensors that `apply` changes, as they are afterwards; `model` has to be the source network.
+
+        A tensor that several modules share is there under the name it has in each.
+        """
+        state, others = model.state_dict(), same_tensor(model)
+        values = {name: _xor(state[name], value) for name, value in self.bits.items()}
+        return {each: value for name, value in values.items() for each in (name, *others.get(name, ()))}
 
     def refuse_other_classes(self, classes: Sequence[str] | None) -> None:
         """An error if both the delta's classes and these are known, and differ."""
@@ -192,8 +197,8 @@ class Delta(Displayed):
         result = copy.deepcopy(model)
         state = result.state_dict()
         with torch.no_grad():
-            for name, value in self.bits.items():
-                state[name].copy_(_xor(state[name], value))
+            for name, value in self.changed(model).items():
+                state[name].copy_(value)
         return result
 
 
@@ -239,11 +244,11 @@ def _bytes(tensor: Tensor) -> bytes:
     return _bits(tensor).cpu().numpy().tobytes()
 
 
-def _one_name_each(state: Mapping[str, Tensor]) -> list[str]:
-    """The first name of every piece of memory: a module registered twice changes once."""
-    first: dict[tuple[int, torch.Size], str] = {}
-    for name, tensor in state.items():
-        first.setdefault((tensor.data_ptr(), tensor.shape), name)
+def _one_name_each(model: nn.Module) -> list[str]:
+    """The first name of every tensor: a module registered twice, or a tensor of two modules, changes once."""
+    first: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first.setdefault(id(tensor), name)
     return list(first.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fewshift.core.hooks import before
 from fewshift.errors import FewshiftError
 
 LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
@@ -22,14 +24,14 @@ def executions(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[list[st
     order: list[str] = []
     widths: list[int] = []
 
-    def note(name: str, inputs: Tensor) -> None:
+    def note(name: str, _: nn.Module, inputs: Tensor) -> None:
         order.append(name)
         widths.append(inputs.numel())
 
     with ExitStack() as hooks:
         for name in names:
             layer = model.get_submodule(name)
-            hooks.enter_context(layer.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0])))
+            hooks.enter_context(before(layer, partial(note, name)))
         yield order, widths
 
 

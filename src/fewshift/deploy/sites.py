@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fewshift.core._display import Displayed, byte_size, few
-from fewshift.core.network import like, list_layers, refuse_without_statistics, structural_copy
+from fewshift.core.adaptable import refuse_without_statistics
+from fewshift.core.network import like, list_layers, structural_copy
 from fewshift.core.outputs import main_output
 from fewshift.core.probing import find_head, last_outputs, named_head
 from fewshift.deploy.per_image import PerImage, UnmixableError

@@ -28,6 +28,7 @@ from fewshift.core.losses import Loss, log_losses
 from fewshift.core.network import features, linear, logits_of
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Reading
+from fewshift.core.sharing import each_once, same_tensor
 from fewshift.core.support import MINIBATCH as AT_ONCE
 from fewshift.core.support import Support, others
 from fewshift.errors import DivergedError
@@ -305,15 +306,12 @@ def last_weights(model: nn.Module, head: str | None, support: Support, part: flo
             break
         chosen += own[name]
         held += sum(weight.numel() for weight in own[name])
-    return list({id(weight): weight for weight in chosen}.values())
+    return each_once(chosen)
 
 
 def _shared(model: nn.Module, head: str) -> bool:
     """Whether another layer uses a weight of the head."""
-    names: dict[int, set[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(weight), set()).add(name)
-    return any(len(names[id(weight)]) > 1 for weight in linear(model, head).parameters())
+    return any(name.rpartition(".")[0] == head for name in same_tensor(model))
 
 
 def _effective(classes: Tensor) -> float:

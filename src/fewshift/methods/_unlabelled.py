@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.network import Network, head_inputs, like, linear, logits_of, refuse_without_statistics
+from fewshift.core.adaptable import refuse_without_statistics
+from fewshift.core.network import Network, head_inputs, like, linear, logits_of
 from fewshift.core.randomness import minibatches
 from fewshift.core.support import Unlabelled
 from fewshift.errors import FewshiftError

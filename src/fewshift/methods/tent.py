@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.adaptable import refuse_unadaptable
 from fewshift.core.losses import mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Network, batchnorm, like, logits_of, refuse_unadaptable
+from fewshift.core.network import Network, batchnorm, like, logits_of
+from fewshift.core.sharing import each_once
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import in_float32
@@ -131,7 +133,7 @@ class EntropyMinimising(nn.Module):
 
     def _affine(self) -> list[Tensor]:
         layers = [batchnorm(self.model, name) for name in self._names]
-        return [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+        return each_once(tensor for layer in layers for tensor in (layer.weight, layer.bias))
 
     def _snapshot(self) -> list[Tensor]:
         return [tensor.detach().clone() for tensor in self._affine()]

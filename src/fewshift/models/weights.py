@@ -65,6 +65,7 @@ def _one_network(prefixes: list[str], ema: bool) -> str:
 def load_all(model: nn.Module, state: Mapping[str, Tensor], misfit: str) -> nn.Module:
     """Load weights into a network, all of them and nothing else; what does not fit is listed after `misfit`."""
     own = model.state_dict()
+    state = _under_every_name(own, state)
     facts = [
         f"{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own
@@ -79,6 +80,15 @@ def load_all(model: nn.Module, state: Mapping[str, Tensor], misfit: str) -> nn.M
         raise FewshiftError(f"{misfit}: {'; '.join(facts)}: name the architecture and classes it was trained with")
     model.load_state_dict(dict(state), strict=True)
     return model
+
+
+def _under_every_name(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, with those that a network shares under each of their names: a file may have only one."""
+    names: dict[tuple[int, torch.Size], list[str]] = {}
+    for name, tensor in own.items():
+        names.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+    known = {name: each for group in names.values() for each in group if each in state for name in group}
+    return {**{name: state[each] for name, each in known.items()}, **state}
 
 
 def class_count(state: Mapping[str, Tensor], default: Mapping[str, Tensor]) -> int | None:
@@ -100,7 +110,7 @@ def begin_from(model: nn.Module, state: Mapping[str, Tensor], classes: int, name
     tensor that does not is named.
     """
     own, head = model.state_dict(), _head(model)
-    state = named_like(state, own).tensors
+    state = _under_every_name(own, named_like(state, own).tensors)
     encoder = getattr(model, "encoder", None)
     if isinstance(encoder, nn.Module) and not any(key.startswith("encoder.") for key in state):
         own, head = _as_in_library(encoder.state_dict(), state), frozenset()
