@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fewshift.core.loop import NO_GRADIENTS
 from fewshift.core.network import FUSED, Network, batchnorm
 from fewshift.core.sharing import same_memory
 from fewshift.errors import FewshiftError
@@ -23,6 +24,12 @@ def refuse_unmergeable(network: Network) -> None:
     """Raise an error if new statistics cannot be written into the plain network."""
     refuse_unadaptable(network)
     refuse_shared_statistics(network)
+
+
+def refuse_without_gradients(network: Network) -> None:
+    """Raise an error, before any work, if the network's forward disables the gradients that a method learns by."""
+    if not network.learns:
+        raise FewshiftError(NO_GRADIENTS)
 
 
 def refuse_without_statistics(network: Network) -> None:

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from fewshift.core._arguments import checked_model, checked_names, checked_path
 from fewshift.core._display import Displayed, byte_size, few
 from fewshift.core._files import whole
+from fewshift.core.contents import bits_of, bytes_of, content_of, shape_of
 from fewshift.core.sharing import same_tensor
+from fewshift.core.soundness import refuse_broken_weights
 from fewshift.errors import FewshiftError
 
 FORMATS = (1, 2)  # without and with an outcome
 KEY = "fewshift"
 UNKNOWN = "not in this file, which an older fewshift wrote"
 SHOWN = 12  # digits of a fingerprint
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes per element -> integers of that size
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ class Fingerprint:
     def of(cls, model: nn.Module) -> Fingerprint:
         """Computed from the state dict alone: about 0.1 s for a ResNet-18."""
         architecture, weights = hashlib.sha256(), hashlib.sha256()
-        for name, tensor in sorted(checked_model(model).state_dict().items()):
-            architecture.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            weights.update(_bytes(tensor))
+        for name, value in sorted(checked_model(model).state_dict().items()):
+            architecture.update(f"{name} {shape_of(value)}\n".encode())
+            for part in content_of(value, name):
+                weights.update(part)
         return cls(architecture.hexdigest(), weights.hexdigest())
 
 
@@ -66,6 +68,7 @@ class Delta(Displayed):
     @classmethod
     def between(cls, source: nn.Module, adapted: nn.Module, **about: Any) -> Delta:
         """The delta that turns `source` into `adapted`."""
+        source, adapted = checked_model(source), checked_model(adapted)
         before, after = source.state_dict(), adapted.state_dict()
         prints = Fingerprint.of(source), Fingerprint.of(adapted)
         if prints[0].architecture != prints[1].architecture:
@@ -74,7 +77,7 @@ class Delta(Displayed):
                 "keep it as it is, or choose a method that returns a plain network"
             )
         bits = {
-            name: _bits(after[name]) ^ _bits(before[name].to(after[name].device)) for name in _one_name_each(source)
+            name: bits_of(after[name]) ^ bits_of(before[name].to(after[name].device)) for name in _one_name_each(source)
         }
         changed = {name: value.cpu() for name, value in bits.items() if value.any()}
         return cls(changed, *prints, **about)
@@ -90,6 +93,7 @@ class Delta(Displayed):
 
         A tensor that several modules share is there under the name it has in each.
         """
+        model = checked_model(model)
         state, others = model.state_dict(), same_tensor(model)
         values = {name: _xor(state[name], value) for name, value in self.bits.items()}
         return {each: value for name, value in values.items() for each in (name, *others.get(name, ()))}
@@ -190,15 +194,17 @@ class Delta(Displayed):
         digest = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())
         for name, tensor in sorted(self.bits.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(_bytes(tensor))
+            digest.update(bytes_of(tensor))
         return digest.hexdigest()
 
     def _flipped(self, model: nn.Module) -> nn.Module:
+        model = checked_model(model)
         result = copy.deepcopy(model)
         state = result.state_dict()
         with torch.no_grad():
             for name, value in self.changed(model).items():
                 state[name].copy_(value)
+        refuse_broken_weights(result)
         return result
 
 
@@ -231,24 +237,18 @@ def _expect(fingerprint: Fingerprint, wanted: Fingerprint, relation: str) -> Non
 
 def _xor(tensor: Tensor, bits: Tensor) -> Tensor:
     """A tensor with some of its bits flipped."""
-    return (_bits(tensor) ^ bits.to(tensor.device)).view(tensor.dtype).view(tensor.shape)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The same memory read as integers; a scalar becomes a vector of one."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(BITS[tensor.element_size()]).reshape(tensor.shape or (1,))
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return _bits(tensor).cpu().numpy().tobytes()
+    return (bits_of(tensor) ^ bits.to(tensor.device)).view(tensor.dtype).view(tensor.shape)
 
 
 def _one_name_each(model: nn.Module) -> list[str]:
-    """The first name of every tensor: a module registered twice, or a tensor of two modules, changes once."""
+    """The first name of every tensor: a module registered twice, or a tensor of two modules, changes once.
+
+    What is no tensor, or a quantised one, no method changes.
+    """
     first: dict[int, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        first.setdefault(id(tensor), name)
+        if isinstance(tensor, Tensor) and not tensor.is_quantized:
+            first.setdefault(id(tensor), name)
     return list(first.values())
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from fewshift.core._arguments import checked_model
-from fewshift.core.hooks import before
+from fewshift.core._arguments import checked_images, checked_model, uncompiled
+from fewshift.core.hooks import before, keep_input, keeps_input, without_clone
 from fewshift.core.normalisation import Whitening
 from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
-from fewshift.core.probing import executions, find_head, last_outputs, named_head
+from fewshift.core.probing import find_head, named_head, probed
 from fewshift.core.sharing import same_memory
 from fewshift.core.soundness import refuse_broken_weights
 from fewshift.errors import FewshiftError
@@ -67,6 +67,7 @@ class Network:
     output: tuple[int, ...] = ()  # shape of the logits of one image: (classes,) or (classes, height, width)
     widest: float = 0  # values that enter the widest layer, per value of the image
     single: bool = False  # whether the user's network has one output for two classes; here its head has two rows
+    learns: bool = True  # whether its forward lets gradients reach BatchNorm layers
     tied: Mapping[str, str] = field(default_factory=dict)  # layer -> a tensor elsewhere that is its weight or bias too
 
     @classmethod
@@ -79,26 +80,14 @@ class Network:
             raise FewshiftError(f"images are of type {type(images).__name__}: give a tensor of a few images")
         refuse_broken_weights(private)
         listed = list_layers(private)
-        images = like(private, images[:2])
-        names = [layer.name for layer in listed.layers]
-        with torch.no_grad(), executions(private, names) as (calls, widths), last_outputs(private) as outputs:
-            try:
-                output = private(images)
-            except Exception as error:
-                shape = tuple(images.shape)
-                raise FewshiftError(
-                    f"the network cannot run on images of shape {shape} ({_first_line(error)}): "
-                    "check size, channels and preprocessing"
-                ) from error
-        logits = main_output(output)
-        if logits.ndim < 2 or len(logits) != len(images):
-            raise FewshiftError(
-                f"the network's output for {len(images)} images has shape {tuple(logits.shape)}: "
-                "wrap it in a module that returns one row of logits per image"
-            )
-        head = named_head(private, head) if head else find_head(private, outputs, logits)
+        images = like(private, checked_images(images)[:2])
+        seen = probed(private, [layer.name for layer in listed.layers], images)
+        if seen.writes and not keeps_input(private):
+            keep_input(private)
+        logits, calls = seen.logits, seen.calls
+        head = named_head(private, head) if head else find_head(private, seen.outputs, logits)
         if single := is_single(logits):
-            refuse_probability(outputs, logits)
+            refuse_probability(seen.outputs, logits)
             logits, head = as_two(logits), give_two_rows(private, head, images, logits)
         executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
         unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
@@ -111,8 +100,9 @@ class Network:
             head=head,
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),
-            widest=max([logits.numel(), *widths]) / images.numel(),
+            widest=seen.widest / images.numel(),
             single=single,
+            learns=seen.learns,
         )
 
     def bytes_to_pass(self, images: Tensor | Sequence[Tensor]) -> int:
@@ -151,20 +141,24 @@ class Network:
         return layer.affine and layer.name not in self.tied
 
     def with_tensors(self, changed: Mapping[str, Tensor]) -> nn.Module:
-        """A plain copy of the network with some entries of its state dict replaced."""
+        """A plain copy of the network with some tensors of its state dict replaced."""
         result = copy.deepcopy(self.model)
         state = result.state_dict()
         with torch.no_grad():
             for name, tensor in changed.items():
-                state[name].copy_(tensor)
+                if isinstance(tensor, Tensor):  # what else a module keeps is in the copy already
+                    state[name].copy_(tensor)
         return result
 
     def as_given(self, predictor: nn.Module) -> nn.Module:
-        """The predictor with as many outputs as the user's network has."""
-        if not self.single or self.head is None:
+        """The predictor as the user's network is: with as many outputs, and as careless with its input."""
+        one_row = self.single and self.head is not None
+        if not one_row and not keeps_input(predictor):
             return predictor
         result = copy.deepcopy(predictor)
-        give_one_row(result, self.head)
+        without_clone(result)
+        if one_row:
+            give_one_row(result, str(self.head))
         return result
 
     def need_head(self, purpose: str) -> str:
@@ -180,7 +174,8 @@ class Network:
 def list_layers(model: nn.Module) -> Network:
     """The BatchNorm layers of `model` in order of registration, without running it."""
     layers, skipped = [], []
-    for name, module in checked_model(model).named_modules():
+    model = checked_model(model)
+    for name, module in model.named_modules():
         kind = type(module).__name__
         if reason := _reason_to_skip(module):
             skipped.append(Skipped(name, kind, reason))
@@ -225,9 +220,15 @@ def structural_copy(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
-    checked_model(model)
+    model = checked_model(model)
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
+    for name, module in model.named_modules():
+        if uncompiled(module) is not module:
+            raise FewshiftError(
+                f"layer '{name}' of the network is compiled, which hides what is in it: adapt the network before "
+                "torch.compile, or put the layer's _orig_mod in its place"
+            )
     try:
         return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
     except Exception as error:
@@ -255,6 +256,12 @@ def like(model: nn.Module, images: Tensor) -> Tensor:
         if tensor.is_floating_point():
             return images.to(tensor.device, tensor.dtype)
     return images
+
+
+def copied_like(model: nn.Module, images: Tensor) -> Tensor:
+    """The same in memory of its own: a network may write into its input, and `images` are somebody's."""
+    moved = like(model, images)
+    return moved.clone() if moved is images else moved
 
 
 def with_channels_last(model: nn.Module) -> nn.Module:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewshift.core.adaptable import refuse_shared_statistics, refuse_without_statistics
+from fewshift.core.adaptable import refuse_shared_statistics, refuse_without_gradients, refuse_without_statistics
 from fewshift.core.heads import train_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
@@ -140,6 +140,8 @@ def tune(
 
     `penalty(model)` gives what is added to the loss of each step. `after_epoch` receives the predictor so far.
     """
+    if part != "head" and method.epochs:
+        refuse_without_gradients(network)
     bn, size = policy(method.bn, support), support.minibatch(method.batch_size)
     model = trainable(network, bn, support) if model is None else model
     tensors = [tensor.requires_grad_(True) for tensor in PARTS[part](network, model)]

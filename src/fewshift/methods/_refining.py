@@ -78,7 +78,7 @@ class Refinement:
         if network.head is None or len(support.counts) < (network.classes or 0) or _shared(network.model, network.head):
             return None
         if not support.kind.centroids:
-            return network.head
+            return network.head if network.learns else None
         last = self.blend.features is not None and gives_output(network.model, network.head, support.pictures)
         return network.head if last else None
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewshift.core.adaptable import refuse_unadaptable
+from fewshift.core.adaptable import refuse_unadaptable, refuse_without_gradients
 from fewshift.core.heads import centroids, nearest_centroid_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
@@ -55,6 +55,7 @@ class Flute(Method):
         """Train weight and bias, take the support's statistics, put the centroids into the head."""
         network, support = prepare(network, target, self.name)
         refuse_unadaptable(network)
+        refuse_without_gradients(network)
         head = network.need_head(self.name)
         if not support.kind.centroids:
             raise FewshiftError("flute classifies images by centroids, not pixels: use finetune-bn")

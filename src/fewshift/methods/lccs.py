@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fewshift.core import _progress as progress
-from fewshift.core.adaptable import refuse_unmergeable
+from fewshift.core.adaptable import refuse_unmergeable, refuse_without_gradients
 from fewshift.core.heads import nearest_centroid_head, train_head
 from fewshift.core.loop import fit
 from fewshift.core.losses import Loss, mean_entropy
@@ -123,6 +123,8 @@ class LCCS(Method):
         """Initialise, span, learn: all that comes before the classifier."""
         support = target.need_support(self.name)
         refuse_unmergeable(network)
+        if self.epochs:
+            refuse_without_gradients(network)
         network, working, support = self._prepare(network, support.checked(network.output))
         loss = mean_entropy if self.objective == "entropy" else target.cost
         tries = self.grid if self.init == "grid" else self.grid * len(network.layers) if self.init == "greedy" else 0

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.adaptable import refuse_unadaptable
+from fewshift.core.adaptable import refuse_unadaptable, refuse_without_gradients
+from fewshift.core.loop import descend, step
 from fewshift.core.losses import mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, batchnorm, like, logits_of
@@ -55,6 +56,7 @@ class Tent(Method):
         """A predictor that has not seen a batch yet."""
         network = Network.of(network, target.some_images(self.name, "a stream of batches"))
         refuse_unadaptable(network)
+        refuse_without_gradients(network)
         return Fitted(EntropyMinimising(network, self))
 
 
@@ -112,8 +114,8 @@ class EntropyMinimising(nn.Module):
             return self._recover(images)
         self._sound = self._snapshot()
         self._optimizer.zero_grad(set_to_none=True)
-        entropy.backward()
-        self._optimizer.step()
+        descend(entropy)
+        step(self._optimizer)
         return logits.detach()
 
     def _recover(self, images: Tensor) -> Tensor:
