@@ -193,7 +193,7 @@ def compare(
         source=source,
         select=select,
         validate="labelled images" if isinstance(judges, Support) else judges,
-        network=type(model).__name__,
+        network=type(opened.model).__name__,
         support=opened.target.support,
         seed=seed,
         seconds=time.perf_counter() - began,
@@ -262,7 +262,7 @@ def learning_curve(
         images=len(measured.images.unique()),
         outside=others is not None,
         method=chosen,
-        network=type(model).__name__,
+        network=type(opened.model).__name__,
         support=pool,
         seed=seed,
         seconds=time.perf_counter() - began,
@@ -341,8 +341,8 @@ def inspect(
     if images is None and size is not None:
         images = blank_images(model, size)
     network = list_layers(model) if images is None else Network.of(model, images, head)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Inspection(type(model).__name__, parameters, network.layers, network.skipped, network.head, network.classes)
+    kind, parameters = type(network.model).__name__, sum(parameter.numel() for parameter in model.parameters())
+    return Inspection(kind, parameters, network.layers, network.skipped, network.head, network.classes)
 
 
 def merge(model: nn.Module, delta: Delta | str | Path, out: str | Path, *, undo: bool = False) -> Path:

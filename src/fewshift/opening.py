@@ -20,6 +20,7 @@ from fewshift.core.losses import Loss, cross_entropy
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network, like
 from fewshift.core.randomness import checked_seed
+from fewshift.core.soundness import refuse_broken_weights
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images.class_names import some
@@ -119,7 +120,8 @@ def open_target(
     `fewshift.load`, or from timm.
     """
     checked_seed(seed)
-    card, chosen = known_card(checked_model(model)), checked_names(classes)
+    model = checked_model(model)
+    card, chosen = known_card(model), checked_names(classes)
     refuse_other_order(card, chosen)
     steps, names = steps_for(model, preprocess), card.classes if chosen is None else chosen
     labelled = (
@@ -169,7 +171,9 @@ def open_networks(
 
     The preprocessing is a `Preprocess`, a `Transform` or None.
     """
-    card, chosen = known_card(checked_model(model)), checked_names(classes)
+    model = checked_model(model)
+    refuse_broken_weights(model)
+    card, chosen = known_card(model), checked_names(classes)
     refuse_other_order(card, chosen)
     steps: FileSteps | None = card.preprocess
     names = card.classes

@@ -92,7 +92,7 @@ def test_layers_without_affine_parameters_carry_the_statistics_themselves(suppor
     assert {"bn1.running_mean", "bn1.running_var", "bn2.weight", "bn2.bias"} == tensors.keys()
     assert torch.allclose(network.with_tensors(tensors)(support.images), reading.logits[0], atol=1e-5)
     broken = {"bn1": Normal(normals["bn1"].mean, -normals["bn1"].std)}
-    with pytest.raises(ValueError, match="'bn1' has no affine parameters"):
+    with pytest.raises(ValueError, match="'bn1' has no weight and bias of its own"):
         merged(network, broken)
 
 

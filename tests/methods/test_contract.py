@@ -13,21 +13,10 @@ import torch
 from fewshift import METHODS, FewshiftError, Support, Target
 from fewshift.core.method import Needs
 from fewshift.core.support import Unlabelled
+from tests.helpers.methods import quick
 from tests.helpers.networks import make_support, make_tiny, same_state, state
 
-# settings that keep the tests quick, and settings under which a method is the source network
-QUICK: dict[str, dict] = {
-    "auto": {"epochs": 2},
-    "blend-head": {"epochs": 2},
-    "blend-all": {"epochs": 2},
-    "lccs": {"epochs": 2, "grid": 3},
-    "lp-ft": {"epochs": 1, "probe_epochs": 2, "folds": 2},
-    **{name: {"epochs": 2} for name in ("finetune-bn", "finetune-head", "finetune-features", "l2", "l2-sp")},
-    **{name: {"epochs": 2} for name in ("delta-reg", "late-fusion", "flute")},
-    "shot": {"epochs": 2, "batch_size": 8, "lr": 0.01},
-    "sfda": {"steps": 4, "memory_every": 2, "batch_size": 8},
-    "sdda": {"epochs": 2, "start_epoch": 1, "batch_size": 8, "size": 8, "width": 4},
-}
+# settings under which a method is the source network
 FROZEN = {"lr": 0.0, "bn": "source_frozen"}
 NEUTRAL: dict[str, dict] = {
     "source": {},
@@ -79,10 +68,6 @@ def target_for(name: str, support: Support) -> Target:
 
 def is_plain(name: str) -> bool:
     return METHODS[name].returns == "plain network"
-
-
-def quick(name):
-    return METHODS[name](**QUICK.get(name, {}))
 
 
 @pytest.fixture(params=list(METHODS))

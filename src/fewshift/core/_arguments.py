@@ -7,17 +7,35 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 
+COMPILED = "_orig_mod"  # what torch.compile calls the network that it wraps
+
 
 def checked_model(model: Any) -> nn.Module:
-    """The network itself, and not its name."""
+    """The network itself, not its name, and not what torch.compile wraps around it: a copy can be compiled again."""
+    model = uncompiled(model)
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise FewshiftError(f"expected an nn.Module, got {kind}: pass a PyTorch network, such as fewshift.load gives")
     return model
+
+
+def uncompiled(model: Any) -> Any:
+    """The network that torch.compile wraps, whose layers have their own names; anything else as it is."""
+    while isinstance(inner := getattr(model, "__dict__", {}).get("_modules", {}).get(COMPILED), nn.Module):
+        model = inner
+    return model
+
+
+def checked_images(images: Tensor, what: str = "images") -> Tensor:
+    """The images themselves, if every pixel is stored."""
+    if images.layout != torch.strided or images.is_nested:
+        raise FewshiftError(f"{what} are a sparse or nested tensor: call .to_dense() or stack them first")
+    return images
 
 
 def checked_path(path: Any, what: str) -> Path:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
+from fewshift.core.hooks import before
 from fewshift.core.moments import Moments, Normal, concatenated, moments, normalising, source_layers, write_affine
 from fewshift.core.network import Layer, Network, batchnorm
 from fewshift.core.reading import Blend, PassStopped
@@ -51,12 +52,12 @@ def pooled_exactly(network: Network, batches: Callable[[], Iterable[Tensor]]) ->
     for layer in progress.track(network.layers, "statistics, layer by layer"):
         parts: list[Moments] = []
 
-        def collect(_: nn.Module, args: tuple[Tensor], layer: Layer = layer, parts: list[Moments] = parts) -> None:
-            parts.append(moments(args[0]).as_one())
+        def collect(_: nn.Module, inputs: Tensor, layer: Layer = layer, parts: list[Moments] = parts) -> None:
+            parts.append(moments(inputs).as_one())
             if layer.calls == 1:
                 raise PassStopped
 
-        with working.get_submodule(layer.name).register_forward_pre_hook(collect):
+        with before(working.get_submodule(layer.name), collect):
             for images in batches():
                 with suppress(PassStopped):
                     working(images)

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from fewshift.core._arguments import checked_model, checked_names
 from fewshift.core._display import Displayed, byte_size, few
 from fewshift.core._files import whole
-from fewshift.core.delta_format import AGAIN, BITS, FORMATS, KEY, foreign, read_delta
+from fewshift.core.contents import bits_of, bytes_of, content_of, shape_of
+from fewshift.core.delta_format import AGAIN, FORMATS, KEY, foreign, read_delta
+from fewshift.core.soundness import refuse_broken_weights
 from fewshift.errors import FewshiftError
 
 UNKNOWN = "not in this file, which an older fewshift wrote"
@@ -40,12 +42,13 @@ class Fingerprint:
         return cls.of_state(checked_model(model).state_dict())
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Tensor]) -> Fingerprint:
-        """That of the network with these tensors."""
+    def of_state(cls, state: Mapping[str, Any]) -> Fingerprint:
+        """That of the network with this state."""
         architecture, weights = hashlib.sha256(), hashlib.sha256()
-        for name, tensor in sorted(state.items()):
-            architecture.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            weights.update(_bytes(tensor))
+        for name, value in sorted(state.items()):
+            architecture.update(f"{name} {shape_of(value)}\n".encode())
+            for part in content_of(value, name):
+                weights.update(part)
         return cls(architecture.hexdigest(), weights.hexdigest())
 
 
@@ -68,6 +71,7 @@ class Delta(Displayed):
     @classmethod
     def between(cls, source: nn.Module, adapted: nn.Module, **about: Any) -> Delta:
         """The delta that turns `source` into `adapted`."""
+        source, adapted = checked_model(source), checked_model(adapted)
         before, after = source.state_dict(), adapted.state_dict()
         prints = Fingerprint.of(source), Fingerprint.of(adapted)
         if prints[0].architecture != prints[1].architecture:
@@ -76,7 +80,7 @@ class Delta(Displayed):
                 "keep it as it is, or choose a method that returns a plain network"
             )
         bits = {
-            name: _bits(after[name]) ^ _bits(before[name].to(after[name].device))
+            name: bits_of(after[name]) ^ bits_of(before[name].to(after[name].device))
             for name, first in _first_names(before).items()
             if name == first
         }
@@ -87,12 +91,16 @@ class Delta(Displayed):
         """The adapted copy of the source network; refuses any other network."""
         self.refuse_other_classes(classes)
         self.refuse_other_network(Fingerprint.of(model))
-        return _with_tensors(model, self.changed(model.state_dict()))
+        model = checked_model(model)
+        adapted = _with_tensors(model, self.changed(model.state_dict()))
+        refuse_broken_weights(adapted)
+        return adapted
 
-    def changed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def changed(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors that `apply` changes, as they are afterwards; `state` has to be the source network's.
 
-        A delta is a file that somebody may have made to harm: what it makes of the network has to be what it says.
+        A tensor that several modules share is there under the name it has in each. A delta is a file that somebody may
+        have made to harm: what it makes of the network has to be what it says.
         """
         changes = self._flipped(state, self.adapted)
         for name, tensor in changes.items():
@@ -184,10 +192,10 @@ class Delta(Displayed):
         digest = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())
         for name, tensor in sorted(self.bits.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(_bytes(tensor))
+            digest.update(bytes_of(tensor))
         return digest.hexdigest()
 
-    def _flipped(self, state: Mapping[str, Tensor], wanted: Fingerprint) -> dict[str, Tensor]:
+    def _flipped(self, state: Mapping[str, Any], wanted: Fingerprint) -> dict[str, Tensor]:
         """The tensors that differ on the other side, if they make the network with that fingerprint."""
         first = _first_names(state)
         for name, bits in self.bits.items():
@@ -196,8 +204,9 @@ class Delta(Displayed):
                     f"the delta has {name} as {str(bits.dtype).removeprefix('torch.')} of shape {tuple(bits.shape)}, "
                     f"which is no change of this network: {AGAIN}"
                 )
-        changes = {name: _xor(state[name], bits) for name, bits in self.bits.items()}
-        if Fingerprint.of_state({name: changes.get(first[name], state[name]) for name in state}) != wanted:
+        flipped = {name: _xor(state[name], bits) for name, bits in self.bits.items()}
+        changes = {name: flipped[first[name]] for name in first if first[name] in flipped}
+        if Fingerprint.of_state({name: changes.get(name, state[name]) for name in state}) != wanted:
             raise FewshiftError(
                 f"the delta makes another network than its fingerprint says, so it was altered: {AGAIN}"
             )
@@ -242,39 +251,40 @@ def _with_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _is_bits_of(tensor: Tensor, bits: Tensor) -> bool:
-    return bits.dtype == BITS[tensor.element_size()] and bits.shape == (tensor.shape or (1,))
+    expected = bits_of(tensor)
+    return bits.dtype == expected.dtype and bits.shape == expected.shape
 
 
 def _xor(tensor: Tensor, bits: Tensor) -> Tensor:
     """A tensor with some of its bits flipped."""
-    return (_bits(tensor) ^ bits.to(tensor.device)).view(tensor.dtype).view(tensor.shape)
+    return (bits_of(tensor) ^ bits.to(tensor.device)).view(tensor.dtype).view(tensor.shape)
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """The same memory read as integers; a scalar becomes a vector of one."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(BITS[tensor.element_size()]).reshape(tensor.shape or (1,))
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return _bits(tensor).cpu().numpy().tobytes()
-
-
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a network as they are now: parameters themselves, and copies of buffers, which may count."""
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """The state of a network as it is now: parameters themselves, and copies of buffers, which may count."""
     parameters = {id(parameter) for parameter in model.parameters()}
-    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    copies: dict[int, Any] = {}
     state = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        own = tensor.detach()
-        state[name] = own if id(tensor) in parameters else copies.setdefault((own.data_ptr(), own.shape), own.clone())
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) in parameters:
+            state[name] = value.detach()
+            continue
+        copied = copies.setdefault(id(value), value.detach().clone() if isinstance(value, Tensor) else value)
+        state[name] = copied
     return state
 
 
-def _first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """For every name the first of the same piece of memory: a module registered twice changes once."""
+def _first_names(state: Mapping[str, Any]) -> dict[str, str]:
+    """For every tensor the first name of the same piece of memory: a module registered twice changes once.
+
+    What is no tensor, or a quantised one, no method changes.
+    """
     first: dict[tuple[int, torch.Size], str] = {}
-    return {name: first.setdefault((tensor.data_ptr(), tensor.shape), name) for name, tensor in state.items()}
+    return {
+        name: first.setdefault((value.data_ptr(), value.shape) if value.numel() else (id(value), value.shape), name)
+        for name, value in state.items()
+        if isinstance(value, Tensor) and not value.is_quantized
+    }
 
 
 def _outcome(outcome: Mapping[str, Any]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from fewshift.files.shapes import (
 FORMATS = (1, 2)  # without and with an outcome
 KEY = "fewshift"
 AGAIN = "make it again with `fewshift adapt`"
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes per element -> integers of that size
+
 
 FINGERPRINT = fields({"architecture": is_text, "weights": is_text})
 GAIN = fields(dict.fromkeys(("point", "low", "high", "level", "before", "after", "images"), is_loss))

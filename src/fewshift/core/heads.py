@@ -11,7 +11,7 @@ from fewshift.core.loop import Batches, fit
 from fewshift.core.losses import Loss
 from fewshift.core.network import Network, features, head_inputs, like, linear, logits_of
 from fewshift.core.support import Support
-from fewshift.errors import FewshiftError
+from fewshift.errors import DivergedError, FewshiftError
 
 SCALES = torch.logspace(-2, 3, 101, dtype=torch.float64)
 MOST_STEPS = 60  # of L-BFGS
@@ -143,7 +143,12 @@ def train_head(
             images, labels = support.batch(indices)
             return loss(logits_of(model(like(model, images))), labels)
 
-    return fit(cost, batches, optimizer, epochs, what="classifier").losses
+    losses = fit(cost, batches, optimizer, epochs, what="classifier").losses
+    with torch.no_grad():
+        last = cost(torch.arange(1))
+    if not torch.isfinite(last):
+        raise DivergedError("training the classifier diverged, its loss is NaN or infinite: lower lr")
+    return losses
 
 
 @torch.no_grad()

@@ -27,6 +27,30 @@ class Course:
         return statistics.median(self.seconds) if self.seconds else None
 
 
+NO_GRADIENTS = (
+    "the network lets no gradients through (torch.no_grad, inference_mode, detach or quantised layers in its forward), "
+    "so nothing can be learnt by them: let them through, or choose a method that needs none, such as adabn or blend"
+)
+
+
+def descend(loss: Tensor) -> None:
+    """Compute the gradients of a loss, or raise one sentence if nothing that is learnt has any part in it."""
+    if not loss.requires_grad:
+        raise FewshiftError(NO_GRADIENTS)
+    loss.backward()
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step, or raise one sentence if its rate is beyond the numbers that the weights can hold."""
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        if "without overflow" not in str(error):
+            raise
+        rate = max(float(group["lr"]) for group in optimizer.param_groups)
+        raise DivergedError(f"a rate of {rate:.3g} is larger than any weight can be: lower lr") from error
+
+
 Batches = Callable[[], Iterable[Tensor]]  # called once per epoch: the indices of each minibatch
 
 
@@ -50,12 +74,12 @@ def fit(
             for indices in batches():
                 optimizer.zero_grad(set_to_none=True)
                 value = loss(indices)
-                value.backward()
+                descend(value)
                 if clip is not None:
                     nn.utils.clip_grad_norm_(
                         [part for group in optimizer.param_groups for part in group["params"]], clip
                     )
-                optimizer.step()
+                step(optimizer)
                 if after_step is not None:
                     after_step()
                 values.append(value.detach())

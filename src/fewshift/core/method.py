@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fewshift.core._progress import Stage
+from fewshift.core.hooks import without_clone
 from fewshift.core.network import Network
 from fewshift.core.settings import Settings
 from fewshift.core.support import Support, Target
@@ -61,7 +62,9 @@ class Method(Settings, abc.ABC):
 
     def adapt(self, network: nn.Module | Network, target: Target, seed: int = 0) -> nn.Module:
         """The predictor: images in, logits out. The given network stays as it is, bit for bit."""
-        return self.fit(network, target, seed).predictor
+        predictor = self.fit(network, target, seed).predictor
+        without_clone(predictor)
+        return predictor
 
     @abc.abstractmethod
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:

@@ -6,17 +6,21 @@ count minus one). Everything below is biased unless its name says otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fewshift.core.hooks import before
 from fewshift.core.network import Network, batchnorm
 from fewshift.errors import FewshiftError, NotFiniteError
 
+ROUNDED = 1e-5  # of eps: so far may the square of sqrt(eps) be from eps
 LEAST_STD = 0.5  # of the pooled deviation, for that of the others when an image is left out
 
 
@@ -233,17 +237,9 @@ def before_layers(
 
     If it returns a tensor, the layer runs on that instead.
     """
-
-    def called(name: str, module: _BatchNorm, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        inputs = hook(name, module, args[0])
-        return None if inputs is None else (inputs, *args[1:])
-
     with ExitStack() as hooks:
         for layer in network.layers:
-            module = working.get_submodule(layer.name)
-            hooks.enter_context(
-                module.register_forward_pre_hook(lambda own, args, name=layer.name: called(name, own, args))
-            )
+            hooks.enter_context(before(batchnorm(working, layer.name), partial(hook, layer.name)))
         yield
 
 
@@ -273,8 +269,8 @@ def normalised(network: Network, normals: Mapping[str, Normal]) -> nn.Module:
 def merged(network: Network, normals: Mapping[str, Normal]) -> dict[str, Tensor]:
     """The tensors with which the plain network normalises with these statistics, exactly.
 
-    Written into weight and bias this holds for every std != 0. A layer without them carries the statistics
-    themselves, which cannot express a standard deviation of zero or less.
+    Written into weight and bias this holds for every std != 0. A layer that has none of its own carries the statistics
+    themselves, which cannot express a standard deviation below the root of eps.
     """
     source = source_layers(network)
     tensors: dict[str, Tensor] = {}
@@ -282,16 +278,18 @@ def merged(network: Network, normals: Mapping[str, Normal]) -> dict[str, Tensor]
         if layer.name not in normals:
             continue
         normal = normals[layer.name]
-        if layer.affine:
+        if network.carries_affine(layer):
             tensors[f"{layer.name}.weight"], tensors[f"{layer.name}.bias"] = source[layer.name].affine(normal)
-        elif (normal.std > 0).all():
-            tensors[f"{layer.name}.running_mean"] = normal.mean
-            tensors[f"{layer.name}.running_var"] = normal.std.square() - source[layer.name].eps
-        else:
+            continue
+        eps = source[layer.name].eps
+        var = normal.std.double().square() - eps
+        if (normal.std <= 0).any() or (var < -ROUNDED * eps).any():
             raise FewshiftError(
-                f"layer '{layer.name}' has no affine parameters to carry a standard deviation of zero or less: "
-                "lower lr or epochs, or set min_sigma"
+                f"layer '{layer.name}' has no weight and bias of its own to carry a standard deviation below "
+                f"{math.sqrt(eps):.2g}: lower lr or epochs, or set min_sigma"
             )
+        tensors[f"{layer.name}.running_mean"] = normal.mean
+        tensors[f"{layer.name}.running_var"] = var.clamp(min=0).to(normal.std.dtype)
     return tensors
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from fewshift.core._arguments import checked_model
+from fewshift.core._arguments import checked_images, checked_model, uncompiled
+from fewshift.core.hooks import before, keep_input, keeps_input, without_clone
 from fewshift.core.normalisation import Whitening
 from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
-from fewshift.core.probing import executions, find_head, last_outputs, named_head
+from fewshift.core.probing import find_head, named_head, probed
+from fewshift.core.sharing import same_memory
+from fewshift.core.soundness import refuse_broken_weights
 from fewshift.errors import FewshiftError
 
 LIVE = 6  # activations of the largest size that a pass holds at once: a branch, its shortcut, their moments
@@ -64,6 +67,8 @@ class Network:
     output: tuple[int, ...] = ()  # shape of the logits of one image: (classes,) or (classes, height, width)
     widest: float = 0  # values that enter the widest layer, per value of the image
     single: bool = False  # whether the user's network has one output for two classes; here its head has two rows
+    learns: bool = True  # whether its forward lets gradients reach BatchNorm layers
+    tied: Mapping[str, str] = field(default_factory=dict)  # layer -> a tensor elsewhere that is its weight or bias too
 
     @classmethod
     def of(cls, model: nn.Module | Network, images: Tensor, head: str | None = None) -> Network:
@@ -75,26 +80,14 @@ class Network:
             raise FewshiftError(f"images are of type {type(images).__name__}: give a tensor of a few images")
         refuse_broken_weights(private)
         listed = list_layers(private)
-        images = like(private, images[:2])
-        names = [layer.name for layer in listed.layers]
-        with torch.no_grad(), executions(private, names) as (calls, widths), last_outputs(private) as outputs:
-            try:
-                output = private(images)
-            except Exception as error:
-                shape = tuple(images.shape)
-                raise FewshiftError(
-                    f"the network cannot run on images of shape {shape} ({_first_line(error)}): "
-                    "check size, channels and preprocessing"
-                ) from error
-        logits = main_output(output)
-        if logits.ndim < 2 or len(logits) != len(images):
-            raise FewshiftError(
-                f"the network's output for {len(images)} images has shape {tuple(logits.shape)}: "
-                "wrap it in a module that returns one row of logits per image"
-            )
-        head = named_head(private, head) if head else find_head(private, outputs, logits)
+        images = like(private, checked_images(images)[:2])
+        seen = probed(private, [layer.name for layer in listed.layers], images)
+        if seen.writes and not keeps_input(private):
+            keep_input(private)
+        logits, calls = seen.logits, seen.calls
+        head = named_head(private, head) if head else find_head(private, seen.outputs, logits)
         if single := is_single(logits):
-            refuse_probability(outputs, logits)
+            refuse_probability(seen.outputs, logits)
             logits, head = as_two(logits), give_two_rows(private, head, images, logits)
         executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
         unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
@@ -107,8 +100,9 @@ class Network:
             head=head,
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),
-            widest=max([logits.numel(), *widths]) / images.numel(),
+            widest=seen.widest / images.numel(),
             single=single,
+            learns=seen.learns,
         )
 
     def bytes_to_pass(self, images: Tensor | Sequence[Tensor]) -> int:
@@ -120,37 +114,51 @@ class Network:
         """A working copy that may be hooked, and whose BatchNorm layers and head may be written into.
 
         It shares all other tensors with this view and costs next to nothing; never change those. Layers without affine
-        parameters get 1 and 0.
+        parameters get 1 and 0, and those that share them get their own.
         """
-        own = {layer.name for layer in self.layers} | {self.head}
+        own = [self.model.get_submodule(name) for name in (*(layer.name for layer in self.layers), self.head) if name]
+        written = {id(tensor) for module in own for tensor in _tensors(module)}
         shared = {
             id(tensor): tensor
-            for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers())
-            if name.rpartition(".")[0] not in own and not tensor.requires_grad
+            for tensor in _tensors(self.model)
+            if id(tensor) not in written and not tensor.requires_grad
         }
         working = copy.deepcopy(self.model, shared).requires_grad_(False)
         for layer in self.layers:
             module = batchnorm(working, layer.name)
             if not layer.affine:
-                module.weight = nn.Parameter(torch.ones(layer.channels).to(module.running_mean), requires_grad=False)
-                module.bias = nn.Parameter(torch.zeros(layer.channels).to(module.running_mean), requires_grad=False)
+                start = torch.ones_like(module.running_mean), torch.zeros_like(module.running_mean)  # type: ignore[arg-type]
+            elif layer.name in self.tied:
+                start = module.weight.clone(), module.bias.clone()
+            else:
+                continue
+            for key, value in zip(("weight", "bias"), start, strict=True):
+                setattr(module, key, nn.Parameter(value, requires_grad=False))
         return working
 
+    def carries_affine(self, layer: Layer) -> bool:
+        """Whether the layer has a weight and a bias of its own, into which new statistics can be written."""
+        return layer.affine and layer.name not in self.tied
+
     def with_tensors(self, changed: Mapping[str, Tensor]) -> nn.Module:
-        """A plain copy of the network with some entries of its state dict replaced."""
+        """A plain copy of the network with some tensors of its state dict replaced."""
         result = copy.deepcopy(self.model)
         state = result.state_dict()
         with torch.no_grad():
             for name, tensor in changed.items():
-                state[name].copy_(tensor)
+                if isinstance(tensor, Tensor):  # what else a module keeps is in the copy already
+                    state[name].copy_(tensor)
         return result
 
     def as_given(self, predictor: nn.Module) -> nn.Module:
-        """The predictor with as many outputs as the user's network has."""
-        if not self.single or self.head is None:
+        """The predictor as the user's network is: with as many outputs, and as careless with its input."""
+        one_row = self.single and self.head is not None
+        if not one_row and not keeps_input(predictor):
             return predictor
         result = copy.deepcopy(predictor)
-        give_one_row(result, self.head)
+        without_clone(result)
+        if one_row:
+            give_one_row(result, str(self.head))
         return result
 
     def need_head(self, purpose: str) -> str:
@@ -166,7 +174,8 @@ class Network:
 def list_layers(model: nn.Module) -> Network:
     """The BatchNorm layers of `model` in order of registration, without running it."""
     layers, skipped = [], []
-    for name, module in checked_model(model).named_modules():
+    model = checked_model(model)
+    for name, module in model.named_modules():
         kind = type(module).__name__
         if reason := _reason_to_skip(module):
             skipped.append(Skipped(name, kind, reason))
@@ -174,7 +183,14 @@ def list_layers(model: nn.Module) -> Network:
             affine = getattr(module, "weight", None) is not None
             channels = 0 if module.running_mean is None else module.running_mean.numel()
             layers.append(Layer(name, kind, channels, affine, calls=None))
-    return Network(model, tuple(layers), tuple(skipped), head=None, classes=None)
+    others = same_memory(model)
+    tied = {
+        layer.name: others[name][0]
+        for layer in layers
+        for name in (f"{layer.name}.bias", f"{layer.name}.weight")
+        if name in others
+    }
+    return Network(model, tuple(layers), tuple(skipped), head=None, classes=None, tied=tied)
 
 
 def is_batchnorm(module: nn.Module) -> bool:
@@ -193,37 +209,8 @@ def linear(model: nn.Module, name: str) -> nn.Linear:
     return cast(nn.Linear, model.get_submodule(name))
 
 
-def refuse_unadaptable(network: Network) -> None:
-    """Raise an error if the network has no BatchNorm statistics to adapt."""
-    refuse_without_statistics(network)
-    if not network.layers:
-        fused = next((layer for layer in network.skipped if layer.reason == FUSED), None)
-        where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
-        raise FewshiftError(
-            f"nothing to adapt in this network, {where}: use a network with BatchNorm (if it was fused for "
-            "deployment, start from the weights before fusing), or a method that does without, such as finetune-head"
-        )
-
-
-def refuse_without_statistics(network: Network) -> None:
-    """Raise an error if a BatchNorm layer always uses its batch: then a prediction depends on its batch mates."""
-    for layer in network.layers:
-        if batchnorm(network.model, layer.name).running_mean is None:
-            raise FewshiftError(
-                f"BatchNorm layer '{layer.name}' keeps no running statistics (track_running_stats=False), so there "
-                "is no source to start from: use a network trained with running statistics"
-            )
-
-
-def refuse_broken_weights(model: nn.Module) -> None:
-    """Raise an error that names the first tensor with NaN, infinity or a negative variance."""
-    statistics = ("running_mean", "running_var")
-    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(statistics))
-    for name, tensor in chain(model.named_parameters(), buffers):
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise FewshiftError(f"weight '{name}' contains NaN or infinity: load sound weights")
-        if name.endswith("running_var") and (tensor < 0).any():
-            raise FewshiftError(f"weight '{name}' contains a negative variance: load sound weights")
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    return chain(model.parameters(), model.buffers())
 
 
 def structural_copy(model: nn.Module) -> nn.Module:
@@ -233,9 +220,15 @@ def structural_copy(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
-    checked_model(model)
+    model = checked_model(model)
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
+    for name, module in model.named_modules():
+        if uncompiled(module) is not module:
+            raise FewshiftError(
+                f"layer '{name}' of the network is compiled, which hides what is in it: adapt the network before "
+                "torch.compile, or put the layer's _orig_mod in its place"
+            )
     try:
         return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
     except Exception as error:
@@ -265,6 +258,12 @@ def like(model: nn.Module, images: Tensor) -> Tensor:
     return images
 
 
+def copied_like(model: nn.Module, images: Tensor) -> Tensor:
+    """The same in memory of its own: a network may write into its input, and `images` are somebody's."""
+    moved = like(model, images)
+    return moved.clone() if moved is images else moved
+
+
 def with_channels_last(model: nn.Module) -> nn.Module:
     """`model`, with the weights of its 2d convolutions laid out like images with channels last; others stay."""
     for tensor in chain(model.parameters(), model.buffers()):
@@ -290,7 +289,7 @@ def logits_of(output: Any) -> Tensor:
 def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
     """Within the block, collect what enters the head: one tensor per forward pass."""
     seen: list[Tensor] = []
-    with model.get_submodule(head).register_forward_pre_hook(lambda _, args: seen.append(args[0])):
+    with before(model.get_submodule(head), lambda _, inputs: seen.append(inputs)):
         yield seen
 
 

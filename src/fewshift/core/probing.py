@@ -4,33 +4,116 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fewshift.core.hooks import before
+from fewshift.core.outputs import main_output
 from fewshift.errors import FewshiftError
 
 LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
 
 
-@contextmanager
-def executions(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[list[str], list[int]]]:
-    """Within the block, collect the name of each layer as it is called, and how many values enter it."""
-    order: list[str] = []
-    widths: list[int] = []
+@dataclass(frozen=True)
+class Probed:
+    """What one pass of a private network shows."""
 
-    def note(name: str, inputs: Tensor) -> None:
-        order.append(name)
-        widths.append(inputs.numel())
+    logits: Tensor
+    outputs: dict[str, Tensor]  # of the last layers that could be the head
+    calls: list[str]  # the layers that were asked for, as they were called
+    widest: int  # values that enter the widest of them
+    learns: bool  # whether gradients reach one of them; True if none was asked for
+    writes: bool  # whether the pass wrote into its images
+
+
+def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
+    """One pass over a clone of `images`, in which the layers `names` are watched.
+
+    Gradients are enabled, so that a network that disables them shows it; but nothing asks for one, and no activation is
+    kept.
+    """
+    entering = images.clone()
+    version = _version(entering)
+    with detached(model), torch.enable_grad(), executions(model, names) as seen, last_outputs(model) as outputs:
+        try:
+            output = model(entering)
+        except FewshiftError:
+            raise
+        except Exception as error:  # networks refuse in every way
+            lines = str(error).strip().splitlines()
+            raise FewshiftError(
+                f"the network cannot run on images of shape {tuple(images.shape)} "
+                f"({lines[0] if lines else type(error).__name__}): check size, channels and preprocessing"
+            ) from error
+    logits = main_output(output)
+    if logits.ndim < 2 or len(logits) != len(images):
+        raise FewshiftError(
+            f"the network's output for {len(images)} images has shape {tuple(logits.shape)}: "
+            "wrap it in a module that returns one row of logits per image"
+        )
+    return Probed(
+        logits,
+        outputs,
+        [call.name for call in seen],
+        max([logits.numel(), *(call.width for call in seen)]),
+        learns=not any(map(_is_quantised, model.modules())) and (not seen or any(call.gradients for call in seen)),
+        writes=_version(entering) != version or not torch.equal(entering, images),
+    )
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    """Whether the layer computes with integers, through which gradients do not pass."""
+    return "quantized" in type(module).__module__.split(".")
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written to; a tensor of inference mode does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def detached(model: nn.Module) -> Iterator[None]:
+    """Within the block, no parameter of a private network asks for a gradient; the parameters themselves stay."""
+    own = [
+        (module._parameters, dict(module._parameters))
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    try:
+        for slots, parameters in own:
+            slots.update({key: each.detach() for key, each in parameters.items() if each is not None})  # type: ignore[misc]
+        yield
+    finally:
+        for slots, parameters in own:
+            slots.update(parameters)
+
+
+class Execution(NamedTuple):
+    """A layer was called."""
+
+    name: str
+    width: int  # values that entered it
+    gradients: bool  # whether they were enabled
+
+
+@contextmanager
+def executions(model: nn.Module, names: Sequence[str]) -> Iterator[list[Execution]]:
+    """Within the block, collect the calls of these layers."""
+    seen: list[Execution] = []
+
+    def note(name: str, _: nn.Module, inputs: Tensor) -> None:
+        seen.append(Execution(name, inputs.numel(), torch.is_grad_enabled()))
 
     with ExitStack() as hooks:
         for name in names:
-            layer = model.get_submodule(name)
-            hooks.enter_context(layer.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0])))
-        yield order, widths
+            hooks.enter_context(before(model.get_submodule(name), partial(note, name)))
+        yield seen
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fewshift.core._arguments import checked_images
 from fewshift.core._display import Displayed, few
 from fewshift.core.labels import (
     Augment,
@@ -62,6 +63,7 @@ class Support(Displayed):
         if not len(self.images):
             raise FewshiftError("the support set is empty: give at least one labelled image of two classes")
         for index, image in enumerate(self.images):
+            checked_images(image)
             if not image.is_floating_point():
                 raise FewshiftError(
                     f"images are {str(image.dtype).removeprefix('torch.')}: preprocess them to floating point first"
@@ -236,6 +238,8 @@ class Unlabelled:
 
     def __init__(self, images: Any, augment: Augment | None = None, left_out: LeftOut | None = None) -> None:
         self._images, self.augment, self.left_out = images, augment, left_out
+        if isinstance(images, Tensor):
+            checked_images(images, "unlabelled images")
         if not len(images):
             raise FewshiftError("there are no unlabelled images: give at least one")
 
@@ -248,7 +252,10 @@ class Unlabelled:
             images = self._images[indices]
         else:
             items = [self._images[index] for index in indices.tolist()]
-            rows = [item[0] if isinstance(item, (tuple, list)) else item for item in items]
+            rows = [
+                checked_images(item[0] if isinstance(item, (tuple, list)) else item, "unlabelled images")
+                for item in items
+            ]
             if other := next((at for at, row in enumerate(rows) if row.shape != rows[0].shape), None):
                 first, second = (f"{self.image_name(int(indices[at]))} {tuple(rows[at].shape)}" for at in (0, other))
                 raise FewshiftError(

@@ -12,6 +12,7 @@ from torch import nn
 from fewshift import __version__
 from fewshift.core._arguments import checked_model, checked_names
 from fewshift.core.delta import Delta, Fingerprint
+from fewshift.core.soundness import refuse_broken_weights
 from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps
@@ -72,6 +73,7 @@ class Subject:
     @classmethod
     def _of_network(cls, model: nn.Module, delta: Any, names: tuple[str, ...] | None) -> Subject:
         card = known_card(model)
+        refuse_broken_weights(model)
         if delta is None:
             return cls(model, model, card.preprocess, card.classes)
         change = delta if isinstance(delta, Delta) else Delta.load(delta)

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+from fewshift.core.contents import content_of
 
 
 def fingerprint(networks: Sequence[nn.Module], options: Any) -> str:
@@ -15,8 +16,8 @@ def fingerprint(networks: Sequence[nn.Module], options: Any) -> str:
     kinds = tuple(type(network).__name__ for network in networks)
     facts = hashlib.sha256(repr((kinds, options)).encode())
     for network in networks:
-        for name, tensor in network.state_dict().items():
+        for name, value in network.state_dict().items():
             facts.update(name.encode())
-            if isinstance(tensor, Tensor):
-                facts.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            for part in content_of(value, name):
+                facts.update(part)
     return facts.hexdigest()[:16]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from safetensors.torch import save_model
-from torch import nn
+from torch import Tensor, nn
 
 from fewshift.core._arguments import checked_path
 from fewshift.core._files import whole
@@ -24,6 +24,12 @@ def write_merged(model: nn.Module, delta: Delta, out: str | Path, *, undo: bool 
         raise FewshiftError(f"{out} has the weights that the network came from: choose another file")
     arch = known.arch if known.arch and in_library(known.arch) else None  # a card names no code to run
     card = {"arch": arch, "classes": delta.classes, "algorithm": known.algorithm, **(delta.preprocess or {})}
+    for name, value in network.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise FewshiftError(
+                f"the network keeps a {type(value).__name__} in its state as '{name}', and a file of weights holds "
+                "tensors alone: keep the delta, and apply it where the network runs"
+            )
     with whole(out) as draft:
         save_model(network, str(draft))
         with whole(out.with_suffix(".json")) as card_draft:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fewshift.core.hooks import before
 from fewshift.core.network import batchnorm
 
 COUNTER = "num_batches_tracked"  # evaluation never reads it
@@ -63,7 +64,10 @@ class PerImage:
         self._layers = frozenset(layers)
         self._head = head
         self._twin = None if head is None else _twin(model.get_submodule(head))
-        self._source = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._source = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
         self._side_by_side: set[str] = set()  # layers whose input last had the channels of a pixel side by side
         self._scratch = torch.empty(0)  # of one pass: fresh memory costs more than scaling and shifting
 
@@ -86,7 +90,8 @@ class PerImage:
             if self._head in touched:
                 tensors |= self._answer(mixture, hooks)
             try:
-                return functional_call(self._model, tensors, (images,))
+                # a tensor that layers share has other values in each, for they may have statistics of their own
+                return functional_call(self._model, tensors, (images,), tie_weights=False)
             finally:
                 self._scratch = torch.empty(0)
 
@@ -97,10 +102,10 @@ class PerImage:
         values = {key: mixture.values(f"{name}.{key}", self._source[f"{name}.{key}"]) for key in own}
         eps = getattr(layer, "eps", None)  # a frozen layer may have none that can be seen
         if name in self._side_by_side and eps is not None and values["running_var"][0].dtype in FULL_TYPES:
-            tensors, before, after = self._apart(name, mixture.of, values, eps)
+            tensors, entering, after = self._apart(name, mixture.of, values, eps)
         else:
-            tensors, before, after = self._as_one(name, mixture.of, values)
-        hooks.enter_context(layer.register_forward_pre_hook(before))
+            tensors, entering, after = self._as_one(name, mixture.of, values)
+        hooks.enter_context(before(layer, entering))
         hooks.enter_context(layer.register_forward_hook(after))
         return {f"{name}.{key}": tensor for key, tensor in tensors.items()}
 
@@ -110,15 +115,15 @@ class PerImage:
         """All images as one of many channels."""
         formats: list[torch.memory_format] = []  # of the input, until the layer has run
 
-        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            maps = _checked(args, len(of))
+        def entering(_: nn.Module, maps: Tensor) -> Tensor:
+            _check(maps, len(of))
             formats.append(self._note(name, maps))
-            return maps.reshape(1, -1, *maps.shape[2:]), *args[1:]
+            return maps.reshape(1, -1, *maps.shape[2:])
 
         def after(_: nn.Module, __: Any, output: Tensor) -> Tensor:
             return output.reshape(len(of), -1, *output.shape[2:]).contiguous(memory_format=formats.pop())
 
-        return {key: torch.cat([each[site] for site in of]) for key, each in values.items()}, before, after
+        return {key: torch.cat([each[site] for site in of]) for key, each in values.items()}, entering, after
 
     def _apart(
         self, name: str, of: list[int], values: Mapping[str, list[Tensor]], eps: float
@@ -129,18 +134,18 @@ class PerImage:
         shift = (table.get("bias", 0) - table["running_mean"] * scale)[of]
         scale = scale[of]
 
-        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            maps = _checked(args, len(of))
+        def entering(_: nn.Module, maps: Tensor) -> Tensor:
+            _check(maps, len(of))
             self._note(name, maps)
             shape = (*scale.shape, *[1] * (maps.ndim - 2))
-            return torch.addcmul(shift.view(shape), maps, scale.view(shape), out=self._room_for(maps)), *args[1:]
+            return torch.addcmul(shift.view(shape), maps, scale.view(shape), out=self._room_for(maps))
 
         def after(_: nn.Module, __: Any, output: Tensor) -> None:
             if output.untyped_storage().data_ptr() == self._scratch.untyped_storage().data_ptr():
                 self._scratch = torch.empty(0)  # the layer works in place: the memory is now its output's
 
         tensors = {key: torch.full_like(each[0], NEUTRAL[key]) for key, each in values.items()}
-        return tensors | {"running_var": tensors["running_var"] - eps}, before, after
+        return tensors | {"running_var": tensors["running_var"] - eps}, entering, after
 
     def _room_for(self, maps: Tensor) -> Tensor:
         """Memory for as many values, laid out alike; the next layer uses it again."""
@@ -171,9 +176,10 @@ class PerImage:
             rows.setdefault(site, []).append(row)
         (first, *others), inputs = rows, []
 
-        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            inputs.append(_checked(args, count))
-            return inputs[-1][rows[first]], *args[1:]
+        def entering(_: nn.Module, features: Tensor) -> Tensor:
+            _check(features, count)
+            inputs.append(features)
+            return features[rows[first]]
 
         def after(_: nn.Module, __: Any, output: Tensor) -> Tensor:
             features = inputs.pop()
@@ -184,7 +190,7 @@ class PerImage:
             return answers
 
         layer = self._model.get_submodule(head)
-        hooks.enter_context(layer.register_forward_pre_hook(before))
+        hooks.enter_context(before(layer, entering))
         hooks.enter_context(layer.register_forward_hook(after))
         return {f"{head}.{key}": tensor for key, tensor in heads[first].items()}
 
@@ -199,8 +205,7 @@ def _owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _checked(args: tuple[Any, ...], count: int) -> Tensor:
-    """A layer's input, which has to have one row for each image."""
-    if not args or not isinstance(args[0], Tensor) or args[0].ndim < 2 or len(args[0]) != count:
+def _check(inputs: Tensor, count: int) -> None:
+    """A layer's input has to have one row for each image."""
+    if inputs.ndim < 2 or len(inputs) != count:
         raise UnmixableError
-    return args[0]

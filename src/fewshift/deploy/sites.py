@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fewshift.core._arguments import checked_model
 from fewshift.core._display import Displayed, byte_size, few
-from fewshift.core.network import like, list_layers, refuse_without_statistics, structural_copy
+from fewshift.core.adaptable import refuse_without_statistics
+from fewshift.core.hooks import keep_input
+from fewshift.core.network import like, list_layers, structural_copy
 from fewshift.core.outputs import main_output
 from fewshift.core.probing import find_head, last_outputs, named_head
+from fewshift.core.soundness import refuse_broken_weights
 from fewshift.deploy.per_image import PerImage, UnmixableError
 from fewshift.deploy.site_folder import Fit, read_site, refuse_unknown, site_folder
 from fewshift.errors import FewshiftError
@@ -71,7 +76,9 @@ class Sites(Displayed):
     def __init__(
         self, model: nn.Module, folder: str | Path, classes: Sequence[str] | None = None, head: str | None = None
     ) -> None:
+        refuse_broken_weights(checked_model(model))
         self._model = _sharing(structural_copy(model))
+        keep_input(self._model)
         listed = list_layers(self._model)
         refuse_without_statistics(listed)
         self._layers = [layer.name for layer in listed.layers]
@@ -79,7 +86,7 @@ class Sites(Displayed):
         self._files = site_folder(folder)
         self._head = None if head is None else named_head(self._model, head)
         self._fit = Fit.to(self._model, classes)
-        self._room = sum(tensor.nbytes for tensor in self._model.state_dict().values())
+        self._room = sum(tensor.nbytes for tensor in chain(self._model.parameters(), self._model.buffers()))
         self._versions = _versions(self._model)
         self._places: dict[str, _Place] = {}  # the last one was used last
         self._lock = threading.Lock()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift.core.losses import IGNORE
-from fewshift.core.network import like, logits_of, structural_copy
+from fewshift.core.network import copied_like, like, logits_of, structural_copy
 from fewshift.errors import FewshiftError
 
 Size = int | tuple[int, int]  # of a square, or (height, width)
@@ -164,7 +164,7 @@ def _answer(network: nn.Module, window: Tensor, multiples: Sequence[int]) -> tup
     for multiple, padded in _paddings(window, multiples):
         try:
             with torch.no_grad():
-                return logits_of(network(padded)), multiple
+                return logits_of(network(copied_like(network, padded))), multiple
         except FewshiftError:
             raise
         except torch.OutOfMemoryError as error:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
+from fewshift.core.adaptable import refuse_unmergeable
 from fewshift.core.losses import log_losses
 from fewshift.core.moments import Normal, merged, source_layers
-from fewshift.core.network import Network, channels_last, like, refuse_unadaptable, with_channels_last
+from fewshift.core.network import Network, channels_last, like, with_channels_last
 from fewshift.core.reading import Reading, read_support, tied
 from fewshift.core.support import Support, Target, Unlabelled, others
 from fewshift.errors import FewshiftError, NotFiniteError
@@ -146,7 +147,7 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     if torch.is_inference_mode_enabled():
         raise FewshiftError("adaptation needs gradients: call it outside torch.inference_mode()")
     network = Network.of(network, target.some_images(who, "support images"))
-    refuse_unadaptable(network)
+    refuse_unmergeable(network)
     support = target.need_support(who).checked(network.output)
     working = replace(network, model=_in_float32(network))
     scratch = working.copy()

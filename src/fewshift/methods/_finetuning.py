@@ -20,12 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fewshift.core.adaptable import refuse_shared_statistics, refuse_without_gradients, refuse_without_statistics
 from fewshift.core.heads import train_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Network, batchnorm, like, linear, logits_of, refuse_without_statistics
+from fewshift.core.network import Network, batchnorm, like, linear, logits_of
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import read_support, tied
+from fewshift.core.sharing import each_once
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 
@@ -40,7 +42,7 @@ Penalty = Callable[[Tensor], Tensor]  # the images of a step, after their forwar
 def affine_parameters(network: Network, model: nn.Module) -> list[Tensor]:
     """Weight and bias of every BatchNorm layer that has them."""
     layers = [batchnorm(model, layer.name) for layer in network.layers if layer.affine]
-    return [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+    return each_once(tensor for layer in layers for tensor in (layer.weight, layer.bias))
 
 
 def head_parameters(network: Network, model: nn.Module) -> list[Tensor]:
@@ -109,6 +111,7 @@ def use_batches(network: Network, model: nn.Module, momentum: float) -> None:
 
 def write_statistics(network: Network, model: nn.Module, support: Support) -> str:
     """Replace the statistics of `model` by the support's under its present weights; returns the route of the images."""
+    refuse_shared_statistics(network)
     here = support.prepared(lambda images: like(model, images))
     seen = read_support(replace(network, model=model), here, tied(network, 1.0))
     with torch.no_grad():
@@ -137,6 +140,8 @@ def tune(
 
     `penalty(model)` gives what is added to the loss of each step. `after_epoch` receives the predictor so far.
     """
+    if part != "head" and method.epochs:
+        refuse_without_gradients(network)
     bn, size = policy(method.bn, support), support.minibatch(method.batch_size)
     model = trainable(network, bn, support) if model is None else model
     tensors = [tensor.requires_grad_(True) for tensor in PARTS[part](network, model)]

@@ -28,6 +28,7 @@ from fewshift.core.losses import Loss, log_losses
 from fewshift.core.network import features, linear, logits_of
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Reading
+from fewshift.core.sharing import each_once, same_tensor
 from fewshift.core.support import MINIBATCH as AT_ONCE
 from fewshift.core.support import Support, others
 from fewshift.errors import DivergedError
@@ -77,7 +78,7 @@ class Refinement:
         if network.head is None or len(support.counts) < (network.classes or 0) or _shared(network.model, network.head):
             return None
         if not support.kind.centroids:
-            return network.head
+            return network.head if network.learns else None
         last = self.blend.features is not None and gives_output(network.model, network.head, support.pictures)
         return network.head if last else None
 
@@ -305,15 +306,12 @@ def last_weights(model: nn.Module, head: str | None, support: Support, part: flo
             break
         chosen += own[name]
         held += sum(weight.numel() for weight in own[name])
-    return list({id(weight): weight for weight in chosen}.values())
+    return each_once(chosen)
 
 
 def _shared(model: nn.Module, head: str) -> bool:
     """Whether another layer uses a weight of the head."""
-    names: dict[int, set[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(weight), set()).add(name)
-    return any(len(names[id(weight)]) > 1 for weight in linear(model, head).parameters())
+    return any(name.rpartition(".")[0] == head for name in same_tensor(model))
 
 
 def _effective(classes: Tensor) -> float:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fewshift.core.adaptable import refuse_unadaptable
+from fewshift.core.hooks import before
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import Moments, Normal, SourceLayer, normalising, source_layers
-from fewshift.core.network import Network, batchnorm, logits_of, refuse_unadaptable
+from fewshift.core.network import Network, batchnorm, logits_of
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
 
@@ -90,11 +92,10 @@ def use_each_batch(network: Network, model: nn.Module) -> None:
         module = batchnorm(model, layer.name)
         if isinstance(module, _BatchNorm):
             module.momentum = 0.0
-        module.register_forward_pre_hook(_normalise_with_batch)
+        before(module, _normalise_with_batch)
 
 
-def _normalise_with_batch(module: _BatchNorm, args: tuple[Tensor]) -> tuple[Tensor] | None:
-    inputs = args[0]
+def _normalise_with_batch(module: _BatchNorm, inputs: Tensor) -> Tensor | None:
     several = inputs.numel() > inputs.shape[1]
     module.training = several and isinstance(module, _BatchNorm)
     if module.training:
@@ -106,4 +107,4 @@ def _normalise_with_batch(module: _BatchNorm, args: tuple[Tensor]) -> tuple[Tens
     assert module.running_mean is not None  # refuse_unadaptable comes first
     assert module.running_var is not None
     scale = ((module.running_var.view(shape) + module.eps) / (var + module.eps)).sqrt()
-    return ((inputs - mean) * scale + module.running_mean.view(shape),)
+    return (inputs - mean) * scale + module.running_mean.view(shape)

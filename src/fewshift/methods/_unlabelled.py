@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.network import Network, head_inputs, like, linear, logits_of, refuse_without_statistics
+from fewshift.core.adaptable import refuse_without_gradients, refuse_without_statistics
+from fewshift.core.network import Network, head_inputs, like, linear, logits_of
 from fewshift.core.randomness import minibatches
 from fewshift.core.support import Unlabelled
 from fewshift.errors import FewshiftError
@@ -28,6 +29,7 @@ def prepare_unlabelled(
         )
     network = Network.of(network, images)
     refuse_without_statistics(network)
+    refuse_without_gradients(network)
     head = network.need_head(who)
     with torch.no_grad(), head_inputs(network.model, head) as seen:
         logits = logits_of(network.model(like(network.model, images)))

@@ -12,10 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.adaptable import refuse_unmergeable
 from fewshift.core.averages import averaged_over_batches, pooled_exactly
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import Normal, merged, source_layers
-from fewshift.core.network import Network, like, refuse_unadaptable
+from fewshift.core.network import Network, like
 from fewshift.core.randomness import checked_seed, minibatches
 from fewshift.core.reading import read_support, tied
 from fewshift.core.support import Target, Unlabelled
@@ -56,7 +57,7 @@ class AdaBN(Method):
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """The network with the target's statistics."""
         network = Network.of(network, target.some_images(self.name, "support or unlabelled images"))
-        refuse_unadaptable(network)
+        refuse_unmergeable(network)
         if target.unlabelled is not None:
             normals = self._of_many(network, target.unlabelled, seed)
         else:

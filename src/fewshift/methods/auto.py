@@ -27,8 +27,8 @@ class Auto(Composite):
     - A blend: the share v of the target's statistics, the same in all layers.
     - A new head needs an image of every class: a class that is not adapted to would be forgotten, and no held-out image
       could tell.
-    - The last layers are trained from two images per class on, if the head leaves something to learn. They make a large
-      delta.
+    - The last layers are trained from two images per class on, if the head leaves something to learn and the network's
+      forward lets gradients through. They make a large delta.
 
     Unlabelled images share in the statistics and in the head, unless they lack classes that the support has. A loss of
     one's own is that of the gradient steps; v and the head go by cross-entropy.
@@ -91,6 +91,6 @@ class Auto(Composite):
             # a single image cannot be held out and still give its class a row: the blend that the head rests on answers
             head = proposal(HEAD, refinement.head_tensors, refinement.head_held_out if several else by_blend)
             candidates.insert(0, head)
-            if several and refinement.leaves_something:
+            if several and network.learns and refinement.leaves_something:
                 candidates.insert(0, proposal(ALL, refinement.tuned_tensors, refinement.tuned_held_out))
         return Proposals(candidates, refinement.folds, decisive=several)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fewshift.core.adaptable import refuse_without_gradients
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import merged
 from fewshift.core.network import Network
@@ -106,6 +107,8 @@ class BlendAll(Refining):
 
     def fit(self, network: nn.Module | Network, target: Target, seed: int = 0) -> Fitted:
         """Search v, make the head, train the last layers."""
+        network = Network.of(network, target.some_images(self.name, "support images"))
+        refuse_without_gradients(network)
         refinement, used = self.refined(network, target, seed)
         return fitted(refinement.blend, refinement.tuned_tensors(), used)
 

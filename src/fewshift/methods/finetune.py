@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewshift.core.adaptable import refuse_unadaptable
 from fewshift.core.method import Fitted
-from fewshift.core.network import Network, refuse_unadaptable
+from fewshift.core.network import Network
 from fewshift.core.support import Target
 from fewshift.methods._finetuning import FineTuning, SGDFineTuning, head_parameters, prepare, tune, tune_head
 

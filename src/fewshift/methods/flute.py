@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.adaptable import refuse_unadaptable, refuse_without_gradients
 from fewshift.core.heads import centroids, nearest_centroid_head
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Network, head_inputs, refuse_unadaptable
+from fewshift.core.network import Network, head_inputs
 from fewshift.core.randomness import private_randomness
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
@@ -58,6 +59,7 @@ class Flute(Method):
         """Train weight and bias, take the support's statistics, put the centroids into the head."""
         network, support = prepare(network, target, self.name)
         refuse_unadaptable(network)
+        refuse_without_gradients(network)
         head = network.need_head(self.name)
         if not support.kind.centroids:
             raise FewshiftError("flute classifies images by centroids, not pixels: use finetune-bn")

@@ -19,21 +19,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fewshift.core import _progress as progress
+from fewshift.core.adaptable import refuse_unmergeable, refuse_without_gradients
 from fewshift.core.heads import nearest_centroid_head, train_head
 from fewshift.core.loop import fit
 from fewshift.core.losses import Loss, mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import Normal, merged, normalised, source_layers
-from fewshift.core.network import (
-    Network,
-    batchnorm,
-    channels_last,
-    like,
-    linear,
-    logits_of,
-    refuse_unadaptable,
-    with_channels_last,
-)
+from fewshift.core.network import Network, batchnorm, channels_last, like, linear, logits_of, with_channels_last
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Blend, read_support, tied
 from fewshift.core.spans import Convex, Linear, Span, spanning_vectors
@@ -134,7 +126,9 @@ class LCCS(Method):
     def stages(self, network: Network, target: Target, seed: int) -> Stages:
         """Initialise, span, learn: all that comes before the classifier."""
         support = target.need_support(self.name)
-        refuse_unadaptable(network)
+        refuse_unmergeable(network)
+        if self.epochs:
+            refuse_without_gradients(network)
         network, working, support = self._prepare(network, support.checked(network.output))
         loss = mean_entropy if self.objective == "entropy" else target.cost
         tries = self.grid if self.init == "grid" else self.grid * len(network.layers) if self.init == "greedy" else 0

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
+from fewshift.core.loop import descend, step
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, like, linear
 from fewshift.core.randomness import private_randomness
@@ -292,5 +293,5 @@ def resized(images: Tensor, size: tuple[int, ...] | torch.Size) -> Tensor:
 
 def _descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
+    descend(loss)
+    step(optimizer)

@@ -12,9 +12,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.adaptable import refuse_unadaptable, refuse_without_gradients
+from fewshift.core.loop import descend, step
 from fewshift.core.losses import mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Network, batchnorm, like, logits_of, refuse_unadaptable
+from fewshift.core.network import Network, batchnorm, like, logits_of
+from fewshift.core.sharing import each_once
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
 from fewshift.methods._finetuning import in_float32
@@ -57,6 +60,7 @@ class Tent(Method):
         """A predictor that has not seen a batch yet."""
         network = Network.of(network, target.some_images(self.name, "a stream of batches"))
         refuse_unadaptable(network)
+        refuse_without_gradients(network)
         return Fitted(EntropyMinimising(network, self))
 
 
@@ -114,8 +118,8 @@ class EntropyMinimising(nn.Module):
             return self._recover(images)
         self._sound = self._snapshot()
         self._optimizer.zero_grad(set_to_none=True)
-        entropy.backward()
-        self._optimizer.step()
+        descend(entropy)
+        step(self._optimizer)
         return logits.detach()
 
     def _recover(self, images: Tensor) -> Tensor:
@@ -135,7 +139,7 @@ class EntropyMinimising(nn.Module):
 
     def _affine(self) -> list[Tensor]:
         layers = [batchnorm(self.model, name) for name in self._names]
-        return [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+        return each_once(tensor for layer in layers for tensor in (layer.weight, layer.bias))
 
     def _snapshot(self) -> list[Tensor]:
         return [tensor.detach().clone() for tensor in self._affine()]

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from fewshift.core._arguments import uncompiled
 from fewshift.errors import FewshiftError
 from fewshift.files.parsing import read_json
 from fewshift.images.preprocess import Preprocess
@@ -88,6 +89,7 @@ class Card:
 
 def known_card(model: nn.Module) -> Card:
     """What is known about any network: its own card, or for a timm model timm's preprocessing, or nothing."""
+    model = uncompiled(model)
     card = getattr(model, "__dict__", {}).get(ATTRIBUTE)
     if isinstance(card, Card):
         return card

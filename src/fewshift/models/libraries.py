@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._arguments import check_source, checked_names
+from fewshift.core._arguments import check_source, checked_names, uncompiled
+from fewshift.core.soundness import refuse_broken_weights
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.models import hub_configs, packaged
@@ -111,6 +112,7 @@ def load(
             model = construction.untrained(count)
         else:
             model = construction.trained(count)
+    refuse_broken_weights(model)
     steps = preprocess or card.over(construction.preprocess(model)).preprocess
     return with_card(model.eval(), replace(card, arch=name, classes=class_names, preprocess=steps))
 
@@ -280,9 +282,8 @@ def _factory(name: str) -> Construction:
 
     def build(count: int | None, trained: bool) -> nn.Module:
         with _users_code(f"{name} failed"):
-            wanted = {"num_classes": count, "trained": trained}
-            takes = inspect.signature(factory).parameters
-            model = factory(**{key: value for key, value in wanted.items() if key in takes and value is not None})
+            wanted, takes = _with_values(num_classes=count, trained=trained), inspect.signature(factory).parameters
+            model = uncompiled(factory(**{key: wanted[key] for key in wanted if key in takes}))
         if not isinstance(model, nn.Module):
             raise FewshiftError(f"{name} returned {type(model).__name__}: return a torch.nn.Module")
         return model

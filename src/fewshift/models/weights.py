@@ -65,6 +65,7 @@ def _one_network(prefixes: list[str], ema: bool) -> str:
 def load_all(model: nn.Module, state: Mapping[str, Tensor], misfit: str) -> nn.Module:
     """Load weights into a network, all of them and nothing else; what does not fit is listed after `misfit`."""
     own = model.state_dict()
+    state = _under_every_name(own, state)
     facts = [
         f"{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own
@@ -77,8 +78,35 @@ def load_all(model: nn.Module, state: Mapping[str, Tensor], misfit: str) -> nn.M
             facts.append(f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})")
     if facts:
         raise FewshiftError(f"{misfit}: {'; '.join(facts)}: name the architecture and classes it was trained with")
+    refuse_other_kinds(own, state, misfit)
     model.load_state_dict(dict(state), strict=True)
     return model
+
+
+def refuse_other_kinds(own: Mapping[str, Tensor], state: Mapping[str, Tensor], misfit: str) -> None:
+    """Raise an error where a value would become another one: floating point is loaded from floating point alone."""
+    for name, tensor in own.items():
+        other = state.get(name)
+        if other is None or other.dtype == tensor.dtype:
+            continue
+        floating = tensor.is_floating_point() and other.is_floating_point()
+        if not floating and (tensor.is_floating_point() or not _survives(other, tensor.dtype)):
+            ours, theirs = (str(each.dtype).removeprefix("torch.") for each in (tensor, other))
+            raise FewshiftError(f"{misfit}: {name} is {theirs}, not {ours}: save the weights as the network has them")
+
+
+def _survives(values: Tensor, dtype: torch.dtype) -> bool:
+    """Whether every value is the same in the other type, such as a counter that was saved as a float."""
+    return not values.is_complex() and torch.equal(values.to(dtype).to(values.dtype), values)
+
+
+def _under_every_name(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, with those that a network shares under each of their names: a file may have only one."""
+    names: dict[tuple[int, torch.Size], list[str]] = {}
+    for name, tensor in own.items():
+        names.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+    known = {name: each for group in names.values() for each in group if each in state for name in group}
+    return {**{name: state[each] for name, each in known.items()}, **state}
 
 
 def class_count(state: Mapping[str, Tensor], default: Mapping[str, Tensor]) -> int | None:
@@ -100,7 +128,7 @@ def begin_from(model: nn.Module, state: Mapping[str, Tensor], classes: int, name
     tensor that does not is named.
     """
     own, head = model.state_dict(), _head(model)
-    state = named_like(state, own).tensors
+    state = _under_every_name(own, named_like(state, own).tensors)
     encoder = getattr(model, "encoder", None)
     if isinstance(encoder, nn.Module) and not any(key.startswith("encoder.") for key in state):
         own, head = _as_in_library(encoder.state_dict(), state), frozenset()
@@ -116,6 +144,7 @@ def begin_from(model: nn.Module, state: Mapping[str, Tensor], classes: int, name
             raise _other(name, arch, f"{key} {fact}, {tuple(tensor.shape)} expected")
     if unknown := [key for key in state if key not in own]:
         raise _other(name, arch, f"{unknown[0]} is not known there")
+    refuse_other_kinds({key: own[key] for key in own.keys() - kept}, state, f"{name} cannot be used")
     with torch.no_grad():
         for key in own.keys() - kept:
             own[key].copy_(state[key])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fewshift
 from fewshift.core._progress import told_to, watched_by
-from fewshift.core.network import Network, head_inputs, like, logits_of
+from fewshift.core.network import Network, copied_like, head_inputs, like, logits_of
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import read_tensor
 from fewshift.images.preprocess import FileSteps, Preprocess
@@ -153,10 +153,10 @@ def answered(
 def _passed(network: nn.Module, head: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Logits, and what entered the head; the logits again where no head is known."""
     if not head:
-        logits = logits_of(network(inputs)).flatten(1).float().cpu()
+        logits = logits_of(network(copied_like(network, inputs))).flatten(1).float().cpu()
         return logits, logits
     with head_inputs(network, head) as seen:
-        logits = logits_of(network(inputs)).flatten(1).float().cpu()
+        logits = logits_of(network(copied_like(network, inputs))).flatten(1).float().cpu()
     return logits, seen[-1].flatten(1).float().cpu()
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.hooks import before
 from fewshift.core.losses import log_losses
 from fewshift.core.moments import source_layers
 from fewshift.core.network import Network, batchnorm, like, logits_of
@@ -146,11 +147,11 @@ def _first_layer(network: Network, images: Sequence[Tensor]) -> float:
     source = source_layers(network)[name]
     inputs: list[Tensor] = []
 
-    def note(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        inputs.append(arguments[0].transpose(0, 1).flatten(1))
+    def note(_: nn.Module, entering: Tensor) -> None:
+        inputs.append(entering.transpose(0, 1).flatten(1))
         raise _EnoughError
 
-    with batchnorm(network.model, name).register_forward_pre_hook(note):
+    with before(batchnorm(network.model, name), note):
         alike = len({image.shape for image in images}) == 1
         for batch in [torch.stack(list(images))] if alike else [image[None] for image in images]:
             with suppress(_EnoughError):

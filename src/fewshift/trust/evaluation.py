@@ -17,7 +17,7 @@ from fewshift.core._display import Displayed, few
 from fewshift.core._progress import Stage, plan, track
 from fewshift.core.labels import PIXELS
 from fewshift.core.metrics import accuracy, mean_iou, per_class_accuracy, per_class_iou, tally
-from fewshift.core.network import like, logits_of
+from fewshift.core.network import copied_like, logits_of
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Labelled
 from fewshift.images.label_files import Palette
@@ -218,7 +218,7 @@ def class_probabilities(network: nn.Module, images: Iterable[Tensor], batch_size
     network = evaluating(network)
     for group in _groups(iter(images), batch_size):
         with torch.no_grad():
-            logits = logits_of(network(like(network, group)))
+            logits = logits_of(network(copied_like(network, group)))
         several = logits[0].numel() != logits.shape[1]
         if several or (logits.ndim == 4 and len(output_shape(network, group[0])) == 3):
             raise FewshiftError(

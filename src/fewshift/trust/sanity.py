@@ -12,7 +12,8 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.network import Network, like, logits_of, refuse_unadaptable
+from fewshift.core.adaptable import refuse_unadaptable
+from fewshift.core.network import Network, like, logits_of
 from fewshift.core.reading import read_support, tied
 from fewshift.core.support import MINIBATCH, Support, Target
 from fewshift.errors import FewshiftError

@@ -45,8 +45,9 @@ from torch import Tensor, nn
 
 from fewshift.core import _progress as progress_
 from fewshift.core._display import Displayed
+from fewshift.core.adaptable import refuse_without_statistics
 from fewshift.core.moments import Moments, SourceLayer, normalising, source_layers
-from fewshift.core.network import Network, channels_last, free_memory, like, refuse_without_statistics
+from fewshift.core.network import Network, channels_last, free_memory, like
 from fewshift.core.support import Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Steps, as_unlabelled

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.hooks import before
 from fewshift.core.moments import source_layers
 from fewshift.core.network import Network, batchnorm, channels_last, like
 from fewshift.core.support import draw_support, others
@@ -173,16 +174,12 @@ def _features(
     source = source_layers(network)[layer]
     inputs: list[Tensor] = []
 
-    def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        batch = arguments[0].detach()
+    def keep(_: nn.Module, batch: Tensor) -> None:
         inputs.append(batch.flatten(2) if batch.ndim > 2 else batch[..., None])
 
-    handle = batchnorm(network.model, layer).register_forward_pre_hook(keep)
-    try:
+    with before(batchnorm(network.model, layer), keep):
         for images in domain.batches(indices.split(batch_size)):
             network.model(like(network.model, channels_last(images)))
-    finally:
-        handle.remove()
     after = []
     for batch in inputs:
         if sample.statistics == "batch":

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.loop import step as take_step
 from fewshift.core.losses import at_labels
 from fewshift.core.network import Network, channels_last, logits_of
 from fewshift.core.randomness import checked_seed, private_randomness
@@ -199,7 +200,7 @@ def _pass(
             seen += counted
         if not math.isfinite(value):
             raise FewshiftError(f"the loss became {value} in epoch {now.epoch + 1}: lower lr")
-        optimizer.step()
+        take_step(optimizer)
         trainee.after_step()
         total += value
         if hear is not None:

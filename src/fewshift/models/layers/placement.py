@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fewshift.core.hooks import before
 from fewshift.core.normalisation import InstanceNorm
 from fewshift.errors import FewshiftError
 from fewshift.models.layers.stages import AUTO, chosen_layers, find_stages, maps_of
@@ -45,7 +46,7 @@ class AfterAddition(nn.Module):
         block.register_forward_pre_hook(self._begin)
         _norms(block)[-1][1].register_forward_hook(self._expect)
         for activation in _activations(block):
-            activation.register_forward_pre_hook(self._normalise)
+            before(activation, self._normalise)
 
     def forward(self, total: Tensor) -> Tensor:
         """What the activation is given."""
@@ -59,11 +60,12 @@ class AfterAddition(nn.Module):
     def _expect(self, *_: Any) -> None:
         _expected.by = self
 
-    def _normalise(self, _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _normalise(self, _: nn.Module, total: Tensor) -> Tensor | None:
         if getattr(_expected, "by", None) is not self:
             return None
         _expected.by = None
-        return (self(args[0]), *args[1:])
+        normalised: Tensor = self(total)
+        return normalised
 
 
 def normalise_at(model: nn.Module, wanted: str, make: Make) -> nn.Module:

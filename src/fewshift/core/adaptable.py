@@ -1,0 +1,56 @@
+"""Networks whose BatchNorm statistics cannot be adapted, each refused in one sentence."""
+
+from __future__ import annotations
+
+from fewshift.core.loop import NO_GRADIENTS
+from fewshift.core.network import FUSED, Network, batchnorm
+from fewshift.core.sharing import same_memory
+from fewshift.errors import FewshiftError
+
+
+def refuse_unadaptable(network: Network) -> None:
+    """Raise an error if the network has no BatchNorm statistics to adapt."""
+    refuse_without_statistics(network)
+    if not network.layers:
+        fused = next((layer for layer in network.skipped if layer.reason == FUSED), None)
+        where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
+        raise FewshiftError(
+            f"nothing to adapt in this network, {where}: use a network with BatchNorm (if it was fused for "
+            "deployment, start from the weights before fusing), or a method that does without, such as finetune-head"
+        )
+
+
+def refuse_unmergeable(network: Network) -> None:
+    """Raise an error if new statistics cannot be written into the plain network."""
+    refuse_unadaptable(network)
+    refuse_shared_statistics(network)
+
+
+def refuse_without_gradients(network: Network) -> None:
+    """Raise an error, before any work, if the network's forward disables the gradients that a method learns by."""
+    if not network.learns:
+        raise FewshiftError(NO_GRADIENTS)
+
+
+def refuse_without_statistics(network: Network) -> None:
+    """Raise an error if a BatchNorm layer always uses its batch: then a prediction depends on its batch mates."""
+    for layer in network.layers:
+        if batchnorm(network.model, layer.name).running_mean is None:
+            raise FewshiftError(
+                f"BatchNorm layer '{layer.name}' keeps no running statistics (track_running_stats=False), so there "
+                "is no source to start from: use a network trained with running statistics"
+            )
+
+
+def refuse_shared_statistics(network: Network) -> None:
+    """Raise an error if a layer's statistics, the only place for new ones, are those of another layer too."""
+    others = same_memory(network.model)
+    for layer in network.layers:
+        names = [f"{layer.name}.{key}" for key in ("running_mean", "running_var")]
+        shared = next((others[name][0] for name in names if name in others), None)
+        if shared is not None and not network.carries_affine(layer):
+            other = shared.rpartition(".")[0]
+            raise FewshiftError(
+                f"BatchNorm layers '{layer.name}' and '{other}' share their running statistics, and '{layer.name}' has "
+                "no weight and bias of its own, so they cannot be adapted apart: give each layer its own statistics"
+            )
