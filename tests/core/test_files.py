@@ -110,10 +110,10 @@ def test_an_error_of_the_block_that_is_not_about_room_stays_itself(tmp_path: Pat
 
 
 def test_an_outer_block_adds_what_to_do(tmp_path: Path) -> None:
-    fact = r"^cannot write .*a\.txt: No space left on device: make room, then go on$"
+    fact = r"^cannot write .*a\.txt: No space left on device: free some space, then go on$"
     with (
         pytest.raises(UnwrittenError, match=fact),
-        writing(tmp_path / "folder", "make room, then go on"),
+        writing(tmp_path / "folder", "free some space, then go on"),
         whole(tmp_path / "a.txt"),
     ):
         raise OSError(errno.ENOSPC, "whatever a library says")

@@ -45,6 +45,6 @@ def test_an_interrupt_leaves_no_half_of_a_line(tmp_path: Path, monkeypatch) -> N
     assert (tmp_path / "lines").read_bytes() == b""
 
 
-@pytest.mark.parametrize(("number", "cure"), [(errno.ENOSPC, "make room"), (errno.EACCES, "choose another")])
+@pytest.mark.parametrize(("number", "cure"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "choose another")])
 def test_the_cure_is_room_where_room_is_missing(number: int, cure: str) -> None:
     assert disk_cure(OSError(number, os.strerror(number)), "choose another") == cure

@@ -43,7 +43,7 @@ def test_a_damaged_line_of_the_journal_is_one_sentence(tmp_path: Path, line: str
 def test_a_decision_that_does_not_fit_on_the_disk_is_one_sentence_and_leaves_no_half(tmp_path: Path) -> None:
     (tmp_path / "decisions.jsonl").write_text("x" * 9_990 + "\n")
     (tmp_path / "a").mkdir()
-    with room_for(10_000), pytest.raises(FewshiftError, match=r"decisions\.jsonl.*: make room"):
+    with room_for(10_000), pytest.raises(FewshiftError, match=r"decisions\.jsonl.*: free some space"):
         decisions.throw_away(AdaptationFolder(tmp_path / "a", FACTS), tmp_path)
     assert (tmp_path / "decisions.jsonl").stat().st_size == 9_991
     assert (tmp_path / "a").is_dir()
@@ -53,7 +53,7 @@ def test_a_label_that_does_not_fit_on_the_disk_leaves_no_half(tmp_path: Path) ->
     store = LabelStore(tmp_path)
     store.change("a.jpg", LABELLED, "cat", base=0, tab="t")
     before = store.path.read_bytes()
-    with room_for(len(before) + 20), pytest.raises(FewshiftError, match=r"not on disk.*make room"):
+    with room_for(len(before) + 20), pytest.raises(FewshiftError, match=r"not on disk.*free some space"):
         store.change("b.jpg", LABELLED, "dog", base=0, tab="t")
     assert store.path.read_bytes() == before
     assert store.labels() == {"a.jpg": "cat"}

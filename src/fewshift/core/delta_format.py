@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fewshift.core._arguments import checked_path
+from fewshift.core.contents import BITS
 from fewshift.errors import FewshiftError
 from fewshift.files.parsing import parsed_json
 from fewshift.files.shapes import (

@@ -273,6 +273,6 @@ def _sizes(program: Any, in_bytes: bool) -> list[int | None]:
 @contextmanager
 def _files(out: Path, suffixes: Sequence[str]) -> Iterator[list[Path]]:
     """Temporary paths that become the files if the block succeeds; a full disk is one sentence."""
-    remedy = "nothing is left there; make room, or choose another folder"
+    remedy = "nothing is left there; free some space, or choose another folder"
     with writing(out, remedy), ExitStack() as stack:
         yield [stack.enter_context(whole(out.with_suffix(suffix))) for suffix in suffixes]

@@ -33,8 +33,8 @@ def append_to(path: Path, content: bytes) -> None:
 
 
 def disk_cure(error: OSError, otherwise: str) -> str:
-    """What to do about a file that cannot be written: make room, or what is said otherwise."""
-    return "make room" if error.errno in NO_ROOM else otherwise
+    """What to do about a file that cannot be written: free some space, or what is said otherwise."""
+    return "free some space" if error.errno in NO_ROOM else otherwise
 
 
 def _write_all(file: int, content: bytes) -> None:

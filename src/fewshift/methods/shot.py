@@ -42,8 +42,8 @@ ROUNDS = 2  # of clustering: soft centroids first, then those of the labels they
 class SHOT(Method):
     """Everything but the head is trained, with BatchNorm in training mode, on unlabelled images alone.
 
-    - lr: the original's rate for a pre-trained trunk, times (1 + 10 t / T)^-0.75, with t from 0 (in the released code from
-      1). A plain network has no bottleneck layer, which the original trains ten times faster.
+    - lr: the original's rate for a pre-trained trunk, times (1 + 10 t / T)^-0.75 in step t of T, from 0 on (the
+      released code counts from 1). A plain network has no bottleneck, which the original trains ten times faster.
     - information: the entropy and diversity terms, on or off.
     - pseudo_weight: weight of the cross-entropy with the clustering labels, from `warmup_epochs` on (1 for VisDA).
     - threshold: a class predicted for no more than this many images is never a label.

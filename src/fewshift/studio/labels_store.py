@@ -158,7 +158,9 @@ class LabelStore:
         try:
             append_whole(self._file, "".join(json.dumps(event) + "\n" for event in events).encode())
         except OSError as error:
-            raise FewshiftError(f"the label is not on disk ({error.strerror}): make room on {self.folder}") from error
+            raise FewshiftError(
+                f"the label is not on disk ({error.strerror}): free some space on {self.folder}"
+            ) from error
         self._events += events
         self._marks.update((str(event["image"]), _mark(event)) for event in events)
         return [_mark(event) for event in events]

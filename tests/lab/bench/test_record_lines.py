@@ -23,7 +23,7 @@ def append_many(records: Records) -> None:
 
 def test_a_record_that_does_not_fit_on_the_disk_leaves_whole_lines_and_a_sentence(tmp_path: Path) -> None:
     records = Records(tmp_path)
-    with room_for(20_000), pytest.raises(FewshiftError, match=r"records\.jsonl.*too large.*: make room"):
+    with room_for(20_000), pytest.raises(FewshiftError, match=r"records\.jsonl.*too large.*: free some space"):
         append_many(records)
     lines = records.file.read_bytes()
     assert lines.endswith(b"\n")

@@ -179,7 +179,9 @@ class Checkpoint:
         except UnwrittenError as error:
             kept = "the last good checkpoint is kept" if self.file.exists() else "there is no checkpoint yet"
             resume = ", then go on with --resume" if self.state.exists() else ""
-            raise FewshiftError(f"cannot write {error.path}: {error.reason}, {kept}: make room{resume}") from error
+            raise FewshiftError(
+                f"cannot write {error.path}: {error.reason}, {kept}: free some space{resume}"
+            ) from error
 
 
 def _digest(content: bytes) -> bytes:
