@@ -1,10 +1,10 @@
-# make demo | test | bench: each sets up what it needs in .venv first
+# make demo | test | bench | chaos: each sets up what it needs in .venv first
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench docs clean
+.PHONY: demo test bench chaos docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fewshift demo
@@ -31,6 +31,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/sites.py
 	$(BIN)/python benchmarks/deploy.py
+
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 docs: $(VENV)/.base
 	$(BIN)/python -m fewshift.methods.catalog > docs/methods.md
