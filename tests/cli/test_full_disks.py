@@ -71,11 +71,11 @@ def test_bench_and_report_end_in_a_sentence(command, tmp_path):
 
 def test_a_record_that_does_not_fit_is_a_sentence_and_the_next_one_follows_the_last_whole_one(tmp_path):
     ledger = Ledger(tmp_path)
-    ledger.append({"key": "a", "result": 1})
+    ledger.append({"key": "a", "result": {"n": 1}})
     with room_for(60), pytest.raises(FewshiftError, match=r"records\.jsonl \(File too large\).*: free some space"):
-        ledger.append({"key": "b", "result": "x" * 100})
-    ledger.append({"key": "c", "result": 2})
-    assert {key: record["result"] for key, record in ledger.read().items()} == {"a": 1, "c": 2}
+        ledger.append({"key": "b", "result": {"n": "x" * 100}})
+    ledger.append({"key": "c", "result": {"n": 2}})
+    assert {key: record["result"] for key, record in ledger.read().items()} == {"a": {"n": 1}, "c": {"n": 2}}
 
 
 def test_rows_for_a_full_device_end_in_a_sentence(place, monkeypatch, capfd):

@@ -72,7 +72,7 @@ class Delta(Displayed):
     def between(cls, source: nn.Module, adapted: nn.Module, **about: Any) -> Delta:
         """The delta that turns `source` into `adapted`."""
         source, adapted = checked_model(source), checked_model(adapted)
-        before, after = source.state_dict(), adapted.state_dict()
+        before, after = _state(source), _state(adapted)
         prints = Fingerprint.of(source), Fingerprint.of(adapted)
         if prints[0].architecture != prints[1].architecture:
             raise FewshiftError(
@@ -92,7 +92,7 @@ class Delta(Displayed):
         self.refuse_other_classes(classes)
         self.refuse_other_network(Fingerprint.of(model))
         model = checked_model(model)
-        adapted = _with_tensors(model, self.changed(model.state_dict()))
+        adapted = _with_tensors(model, self.changed(_state(model)))
         refuse_broken_weights(adapted)
         return adapted
 
@@ -124,7 +124,7 @@ class Delta(Displayed):
     def revert(self, model: nn.Module) -> nn.Module:
         """The source network again, bit for bit, from the adapted one."""
         _expect(Fingerprint.of(model), self.adapted, "applied to")
-        return _with_tensors(model, self._flipped(model.state_dict(), self.source))
+        return _with_tensors(model, self._flipped(_state(model), self.source))
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file, whole or not at all."""
@@ -263,25 +263,28 @@ def _xor(tensor: Tensor, bits: Tensor) -> Tensor:
 def snapshot(model: nn.Module) -> dict[str, Any]:
     """The state of a network as it is now: parameters themselves, and copies of buffers, which may count."""
     parameters = {id(parameter) for parameter in model.parameters()}
-    copies: dict[int, Any] = {}
+    kept: dict[int, Any] = {}
     state = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) in parameters:
-            state[name] = value.detach()
-            continue
-        copied = copies.setdefault(id(value), value.detach().clone() if isinstance(value, Tensor) else value)
-        state[name] = copied
+    for name, value in _state(model).items():
+        own = value if id(value) in parameters or not isinstance(value, Tensor) else value.clone()
+        state[name] = kept.setdefault(id(value), own)
+    return state
+
+
+def _state(model: nn.Module) -> dict[str, Any]:
+    """The state of a network in which a tensor that several modules share is one object."""
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
     return state
 
 
 def _first_names(state: Mapping[str, Any]) -> dict[str, str]:
-    """For every tensor the first name of the same piece of memory: a module registered twice changes once.
+    """For every tensor its first name: a module registered twice, or a tensor of two modules, changes once.
 
     What is no tensor, or a quantised one, no method changes.
     """
-    first: dict[tuple[int, torch.Size], str] = {}
+    first: dict[int, str] = {}
     return {
-        name: first.setdefault((value.data_ptr(), value.shape) if value.numel() else (id(value), value.shape), name)
+        name: first.setdefault(id(value), name)
         for name, value in state.items()
         if isinstance(value, Tensor) and not value.is_quantized
     }

