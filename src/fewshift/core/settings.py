@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from math import inf
 from typing import Any, get_args, get_type_hints
 
@@ -56,7 +57,12 @@ class Settings:
         return "cannot be"
 
 
-def kinds_of(settings: type[Any]) -> dict[str, tuple[type, ...]]:
-    """The types that each field may have."""
+def kinds_of(settings: Any) -> dict[str, tuple[type, ...]]:
+    """The types that each field of a class may have."""
+    return dict(_kinds(settings))
+
+
+@cache  # a report builds thousands of methods to name its cells, and reading annotations is slow
+def _kinds(settings: Any) -> dict[str, tuple[type, ...]]:
     hints = get_type_hints(settings)
     return {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(settings)}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import matplotlib.style
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from fewshift.core._files import whole
 from fewshift.report.drawing import COLOURS, DASHES, FAINT, INK, PAPER, STYLE, mean_and_spread
@@ -99,6 +100,7 @@ def _paint(axes: Any, figure: ComparedFigure) -> None:
     axes.minorticks_off()
     axes.set_xlim(first / (last / first) ** 0.03, last * (last / first) ** 0.015)
     axes.set_ylim(*span_of_curves(figure.curves))
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))  # whole points
     axes.set_xlabel(figure.across)
     axes.set_title(figure.label, loc="left", fontsize=11, color=INK, pad=10)
     axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.6)

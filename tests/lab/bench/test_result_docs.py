@@ -166,7 +166,7 @@ def test_features_and_judged_adaptations_have_pages_of_their_own_kind(tmp_path):
     write_docs([run], tmp_path / "docs")
     features, guarded = ((tmp_path / "docs" / f"{name}.md").read_text("utf-8") for name in ("features", "guarded"))
     assert "| (a) shift | 0.25 | 1.50 |" in features
-    assert "toy, 300 images a sample. Source networks: `net`." in features
+    assert "toy; 300 images a sample. Source networks: `net`." in features
     assert "| LCCS | 1 | 4 | 50.0 ± 0.0 | +10.0 ± 0.0 | +10.0 ± 0.0 | - | 100.0 % |" in guarded
     assert "- Met: 100.0 % of the attainable gain was kept" in guarded
     assert guarded.index("attainable gain was kept") < guarded.index("## Scores of the networks that were returned")

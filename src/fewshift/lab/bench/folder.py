@@ -19,12 +19,13 @@ class RunFolder:
 
     name: str
     grids: Mapping[str, Grid | FeatureGrid]
+    keys: Mapping[str, frozenset[str]]  # of the cells of each grid; grids may share cells
     records: Mapping[str, Record]
     unreadable: int  # lines of the file of records
 
     def records_of(self, *names: str) -> list[Record]:
-        """The records of some grids; grids may share cells."""
-        keys = {cell.key for name in names for cell in self.grids[name].cells()}
+        """The records of some grids, each once."""
+        keys = frozenset[str]().union(*(self.keys[name] for name in names))
         return [record for key, record in self.records.items() if key in keys]
 
 
@@ -36,7 +37,8 @@ def open_run(folder: str | Path) -> RunFolder:
     stored = Records(folder)
     records = stored.read()
     grids = {file.stem: load_grid(file) for file in files}
-    return RunFolder(folder.resolve().name, grids, records, stored.unreadable)
+    keys = {name: frozenset(cell.key for cell in grid.cells()) for name, grid in grids.items()}
+    return RunFolder(folder.resolve().name, grids, keys, records, stored.unreadable)
 
 
 def versions_of(records: Iterable[Record]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         name,
         sections,
-        cells=len({cell.key for grid in grids.values() for cell in grid.cells()}),  # grids may share cells
+        cells=len(frozenset[str]().union(*opened.keys.values())),
         done=sum("result" in record for record in ours),
         began=_date(times[0]) if times else "",
         ended=_date(times[-1]) if times else "",

@@ -13,9 +13,9 @@ from fewshift.lab.bench.features import GRIDS, FeatureGrid, load_grid
 from fewshift.lab.bench.folder import RunFolder, times_of, versions_of
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.record import Record
-from fewshift.lab.bench.results import grouped, images_of, outcomes, table_of
+from fewshift.lab.bench.results import Group, grouped, images_of, outcomes, table_of
 from fewshift.lab.bench.told import dataset_title, networks_in, span
-from fewshift.lab.bench.trust import home_accuracies, trials
+from fewshift.lab.bench.trust import NetworkName, home_accuracies, trials
 from fewshift.lab.bench.trust_tables import listing
 from fewshift.report import prose as words
 from fewshift.report.tables import Listing, Table, untitled_listing, untitled_markdown, with_average
@@ -40,42 +40,43 @@ def has_results(run: RunFolder, name: str) -> bool:
 def page_text(run: RunFolder, name: str, docs: Path) -> str:
     """The page of one grid: all of it but what is written by hand."""
     grid, records = run.grids[name], run.records_of(name)
-    told = _features(grid, run.records) if isinstance(grid, FeatureGrid) else _scores(grid, run)
-    parts = [
-        f"# {grid.title}",
-        WRITTEN,
-        _what(run, name),
-        _commands(run, name, docs),
-        _origin(run, name, records),
-        *told,
-    ]
+    results = [record["result"] for record in records if "result" in record]
+    if isinstance(grid, FeatureGrid):
+        what, tables = _what_was_compared(grid), _distances(grid, run.records)
+    else:
+        finished = outcomes(grid, run.records)
+        what, tables = _what_was_measured(grid, finished), _scores(grid, finished, run)
+    known = networks_in(results)
+    told = f"{what} Source networks: `{_source(grid)}`{known and f' ({known})'}.{_papers(grid)}"
+    parts = [f"# {grid.title}", WRITTEN, told, _commands(run, name, docs), _origin(run, name, records), *tables]
     return "\n\n".join(parts) + "\n"
 
 
-def _what(run: RunFolder, name: str) -> str:
-    """The data, the draws and the networks, in a sentence or two."""
-    grid = run.grids[name]
-    results = [record["result"] for record in run.records_of(name) if "result" in record]
-    networks = networks_in(results)
-    if isinstance(grid, FeatureGrid):
-        first = grid.comparisons[0]
-        facts = f"{dataset_title(first.dataset)}, {span({cell.images for cell in grid.comparisons}, 'image')} a sample"
-        return f"{facts}. {_networks(first.source, networks)}"
-    finished = outcomes(grid, run.records)
-    seeds = {outcome.cell.seed for outcome in finished}
+def _what_was_compared(grid: FeatureGrid) -> str:
+    images = span({cell.images for cell in grid.comparisons}, "image")
+    return f"{dataset_title(grid.comparisons[0].dataset)}; {images} a sample."
+
+
+def _what_was_measured(grid: Grid, finished: Group) -> str:
+    """The data, the draws and the test images."""
     groups = grouped(finished, lambda outcome: outcome.column.label).values()
-    images = {max(images_of(outcome.result) for outcome in group) for group in groups}
+    draws = words.counted(len({outcome.cell.seed for outcome in finished}), "draw")
+    images = span({max(images_of(outcome.result) for outcome in group) for group in groups}, "test image")
     titles = ", ".join(dict.fromkeys(dataset_title(column.dataset) for column in grid.columns))
-    several = len(grid.columns) > 1
-    where = f"target{'s' * several} {_joined([column.label for column in grid.columns])}"
-    each = " of each" if several else ""
-    facts = f"{titles}; {where}; {words.counted(len(seeds), 'draw')}; {span(images, 'test image')}{each}."
-    paper = f" The paper's values, in brackets, are of {grid.paper_networks}." if grid.paper_networks else ""
-    return f"{facts} {_networks(grid.source, networks)}{paper}"
+    targets = _joined([column.label for column in grid.columns])
+    if len(grid.columns) == 1:
+        return f"{titles}; target {targets}; {draws}; {images}."
+    return f"{titles}; targets {targets}; {draws}; {images} of each."
 
 
-def _networks(source: str, kinds: str) -> str:
-    return f"Source networks: `{source}`{kinds and f' ({kinds})'}."
+def _source(grid: Grid | FeatureGrid) -> str:
+    return grid.comparisons[0].source if isinstance(grid, FeatureGrid) else grid.source
+
+
+def _papers(grid: Grid | FeatureGrid) -> str:
+    """Whose values stand in brackets."""
+    known = "" if isinstance(grid, FeatureGrid) else grid.paper_networks
+    return known and f" The paper's values, in brackets, are of {known}."
 
 
 def _joined(names: list[str]) -> str:
@@ -87,7 +88,7 @@ def _commands(run: RunFolder, name: str, docs: Path) -> str:
     folder = f"runs/{words.shell(run.name)}"
     needs = "" if _datasets(run.grids[name]) == {"digits"} else " --data-root DATA --weights NETWORKS"
     ours = GRIDS / f"{name}.toml"
-    same = ours.is_file() and _keys(load_grid(ours)) == _keys(run.grids[name])
+    same = ours.is_file() and load_grid(ours).cells() == run.grids[name].cells()
     grid = name if same else f"{folder}/grids/{name}.toml"
     place = docs.name if docs.is_absolute() else docs.as_posix()
     return f"    fewshift bench {grid} --out {folder}{needs}\n    fewshift report {folder} --docs {words.shell(place)}"
@@ -95,10 +96,6 @@ def _commands(run: RunFolder, name: str, docs: Path) -> str:
 
 def _datasets(grid: Grid | FeatureGrid) -> set[str]:
     return {cell.dataset for cell in grid.cells()}
-
-
-def _keys(grid: Grid | FeatureGrid) -> set[str]:
-    return {cell.key for cell in grid.cells()}
 
 
 def _origin(run: RunFolder, name: str, records: list[Record]) -> str:
@@ -109,20 +106,25 @@ def _origin(run: RunFolder, name: str, records: list[Record]) -> str:
     date = f" on {times[-1]:%Y-%m-%d}" if times else ""
     code = f"commit {commit}" if commit else "commit not recorded"
     packages = ", ".join(f"{package} {version}" for package, version in versions.items())
-    cells, done = len(_keys(run.grids[name])), sum("result" in record for record in records)
+    cells, done = len(run.keys[name]), sum("result" in record for record in records)
     missing = f" {done:,} of {words.counted(cells, 'cell')} have a result." if done < cells else ""
     return f"Measured{date}; {', '.join(filter(None, [code, packages]))}.{missing}"
 
 
-def _scores(grid: Grid, run: RunFolder) -> list[str]:
+def _scores(grid: Grid, finished: Group, run: RunFolder) -> list[str]:
     """The table of scores; before it, where adaptations were judged, how the guard did."""
     table = with_average(table_of(grid, run.records))
-    every = {name: outcomes(each, run.records) for name, each in run.grids.items() if isinstance(each, Grid)}
-    homes = home_accuracies(outcome for group in every.values() for outcome in group)
-    if judged := trials(outcomes(grid, run.records), homes):
-        heading = "## Scores of the networks that were returned"
-        return [untitled_listing(listing(grid.title, judged)).rstrip("\n"), heading, _table(table)]
-    return [_table(table)]
+    judged = trials(finished, _homes(run)) if any("trust" in outcome.result for outcome in finished) else []
+    if not judged:
+        return [_table(table)]
+    heading = "## Scores of the networks that were returned"
+    return [untitled_listing(listing(grid.title, judged)).rstrip("\n"), heading, _table(table)]
+
+
+def _homes(run: RunFolder) -> Mapping[NetworkName, float]:
+    """How good networks are at home, from whichever grid of the run has it."""
+    every = [outcomes(grid, run.records) for grid in run.grids.values() if isinstance(grid, Grid)]
+    return home_accuracies(outcome for group in every for outcome in group)
 
 
 def _table(table: Table) -> str:
@@ -130,7 +132,7 @@ def _table(table: Table) -> str:
     return f"{MARKS}\n\n{text}" if any(table.marks(column) for column in range(len(table.columns))) else text
 
 
-def _features(grid: FeatureGrid, records: Mapping[str, Record]) -> list[str]:
+def _distances(grid: FeatureGrid, records: Mapping[str, Record]) -> list[str]:
     """How far apart the samples of each comparison are."""
     results: list[tuple[str, Mapping[str, Any]]] = [
         (cell.label, records[cell.key]["result"]) for cell in grid.cells() if "result" in records.get(cell.key, {})
