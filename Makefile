@@ -1,18 +1,10 @@
-<<<<<<< HEAD
-# make demo | test | bench | zoo: each sets up what it needs in .venv first
-=======
-# make demo | test | bench | chaos: each sets up what it needs in .venv first
->>>>>>> hard-files
+# make demo | test | bench | zoo | chaos: each sets up what it needs in .venv first
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-<<<<<<< HEAD
-.PHONY: demo test bench zoo docs clean
-=======
-.PHONY: demo test bench chaos docs clean
->>>>>>> hard-files
+.PHONY: demo test bench zoo chaos docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fewshift demo
@@ -40,13 +32,11 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/sites.py
 	$(BIN)/python benchmarks/deploy.py
 
-<<<<<<< HEAD
 zoo: $(VENV)/.bench
 	$(BIN)/python benchmarks/zoo.py --workers 2
-=======
+
 chaos: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos $(CHAOS)
->>>>>>> hard-files
 
 docs: $(VENV)/.base
 	$(BIN)/python -m fewshift.methods.catalog > docs/methods.md
