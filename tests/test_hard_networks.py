@@ -222,6 +222,16 @@ def test_sparse_images_are_refused(call, tiny, support):
     assert "sparse" in said(calls[call])
 
 
+def test_images_that_a_network_has_made_do_not_ask_for_gradients(tiny, support):
+    made_by = nn.Parameter(support.images.clone())
+    ours, expected = (
+        fewshift.adapt(tiny, (images, support.labels), unlabelled=images + 0.1, accept="always").model
+        for images in (made_by * 1, support.images)
+    )
+    assert same_state(state(ours), state(expected))
+    assert made_by.grad is None
+
+
 def test_sites_refuse_sparse_images(tiny, support, tmp_path):
     fewshift.adapt(tiny, support, method="adabn", validate=None).delta.save(tmp_path / "one.safetensors")
     sites = Sites(tiny, tmp_path)

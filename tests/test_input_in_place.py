@@ -125,6 +125,13 @@ def test_sites_leave_images_as_they_are(pair, tmp_path):
         assert torch.equal(ours, expected)
 
 
+@pytest.mark.parametrize("name", ["network.pt2", "network.onnx"])
+def test_export_leaves_images_as_they_are(pair, name, tmp_path):
+    images = make_support().images
+    exported = untouched(lambda: fewshift.export(pair[0], tmp_path / name, images=images), images)
+    assert exported.agreement.good
+
+
 def test_writing_what_stands_there_already_is_noticed():
     assert keeps_input(Network.of(made(Clamping), make_support().images).model)
 

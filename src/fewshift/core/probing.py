@@ -38,7 +38,7 @@ def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
     Gradients are enabled, so that a network that disables them shows it; but nothing asks for one, and no activation is
     kept.
     """
-    entering = images.clone()
+    entering = images.detach().clone()
     version = _version(entering)
     with detached(model), torch.enable_grad(), executions(model, names) as seen, last_outputs(model) as outputs:
         try:

@@ -79,6 +79,7 @@ class Support(Displayed):
                     "give one class index for each image, or for each pixel"
                 )
         object.__setattr__(self, "labels", each_of(self.labels, Tensor.long))
+        object.__setattr__(self, "images", each_of(self.images, Tensor.detach))  # what made them does not learn
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             raise FewshiftError(f"class name '{twice}' occurs twice: name every class once")
@@ -238,8 +239,6 @@ class Unlabelled:
 
     def __init__(self, images: Any, augment: Augment | None = None, left_out: LeftOut | None = None) -> None:
         self._images, self.augment, self.left_out = images, augment, left_out
-        if isinstance(images, Tensor):
-            checked_images(images, "unlabelled images")
         if not len(images):
             raise FewshiftError("there are no unlabelled images: give at least one")
 
@@ -249,7 +248,7 @@ class Unlabelled:
     def batch(self, indices: Tensor, *, augmented: bool = False) -> Tensor:
         """The images at `indices`, as one tensor."""
         if isinstance(self._images, Tensor):
-            images = self._images[indices]
+            images = checked_images(self._images, "unlabelled images")[indices]
         else:
             items = [self._images[index] for index in indices.tolist()]
             rows = [
@@ -267,6 +266,7 @@ class Unlabelled:
         if not images.is_floating_point():
             kind = str(images.dtype).removeprefix("torch.")
             raise FewshiftError(f"unlabelled images are {kind}: preprocess them to floating point first")
+        images = images.detach()
         finite = torch.isfinite(images).flatten(1).all(1)
         if not finite.all():
             name = self.image_name(int(indices[int(finite.long().argmin())]))

@@ -163,7 +163,7 @@ def _answer(model: nn.Module, images: Tensor) -> Tensor:
     from fewshift.core.outputs import main_output
 
     with torch.no_grad():
-        return main_output(model(images.clone()))  # a network may write into its input
+        return main_output(model(images))
 
 
 def _some(images: Unlabelled) -> tuple[Tensor, ...]:

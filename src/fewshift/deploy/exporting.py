@@ -19,6 +19,7 @@ from fewshift.core._display import Displayed, byte_size
 from fewshift.core._files import whole, writing
 from fewshift.core._progress import Progress, Stage, plan, stage, told_to
 from fewshift.core.delta import Delta
+from fewshift.core.hooks import keep_input
 from fewshift.deploy import exported_programs, onnx_files, openvino_files
 from fewshift.deploy.agreement import TOLERANCE, Agreement, ImageSample, Runner, compare_runs, runnable, sample_of
 from fewshift.deploy.edge import Session
@@ -154,6 +155,7 @@ def _as_network(
     """Trace, write to memory, compare, and only then write to disk."""
     steps = subject.need_steps() if in_bytes else None
     plain = exportable(subject.model, None)
+    keep_input(plain)
     sample, output = _seen_by(plain, subject, sample, steps)
     module = exportable(subject.model, steps)
     with stage("tracing"):
@@ -186,6 +188,7 @@ def _as_site(out: Path, drafts: Sequence[Path], subject: Subject, sample: ImageS
     refuse_other_source(base, subject.source)
     steps = subject.need_steps() if takes_bytes(base) else None
     plain = exportable(subject.model, None)
+    keep_input(plain)
     sample, _ = _seen_by(plain, subject, sample, steps)
     stored = None if subject.stored_steps is None else subject.stored_steps.to_json()
     about = {"version": __version__, **(subject.about or {})}

@@ -1,0 +1,65 @@
+"""The zoo (`benchmarks/zoo.py`) has to see what is wrong, or its count of exact architectures means nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from fewshift.core import moments
+from fewshift.core.delta import Delta
+from fewshift.core.moments import Moments, SourceLayer
+
+FILE = Path(__file__).parents[1] / "benchmarks" / "zoo.py"
+
+
+@pytest.fixture(scope="module")
+def zoo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("zoo", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["zoo"] = importlib.util.module_from_spec(spec)  # dataclasses look for their module there
+    spec.loader.exec_module(module)
+    return module
+
+
+def judged(zoo, name, seconds=60.0):
+    return zoo.judged(zoo.Architecture("timm", name), seconds)
+
+
+def test_a_sound_architecture_is_exact(zoo):
+    result = judged(zoo, "test_efficientnet")
+    assert result["verdict"] == "exact"
+    assert result["moved"] > 1e6 * result["allowed"]
+
+
+@pytest.mark.parametrize("what", ["merging", "statistics", "revert"])
+def test_a_small_mistake_is_seen(zoo, what, monkeypatch):
+    affine, pooled, revert = SourceLayer.affine, Moments.pooled_var.fget, Delta.revert
+
+    def not_source(delta, model):
+        result = revert(delta, model)
+        with torch.no_grad():
+            next(result.parameters()).view(-1)[0] += 1e-12
+        return result
+
+    mistakes = {
+        "merging": (
+            SourceLayer,
+            "affine",
+            lambda own, normal: (affine(own, normal)[0] * 1.00001, affine(own, normal)[1]),
+        ),
+        "statistics": (moments.Moments, "pooled_var", property(lambda own: pooled(own) * 1.00001)),
+        "revert": (Delta, "revert", not_source),
+    }
+    monkeypatch.setattr(*mistakes[what])
+    assert judged(zoo, "test_efficientnet")["verdict"] == "wrong"
+
+
+def test_what_has_no_batchnorm_is_left_out_and_what_takes_long_is_stopped(zoo):
+    assert judged(zoo, "test_vit") == {"verdict": "left out", "reason": "no BatchNorm"}
+    assert judged(zoo, "test_efficientnet", seconds=0.05)["verdict"] == "out of time"
