@@ -1,10 +1,13 @@
-# make demo | test | bench | zoo | chaos: each sets up what it needs in .venv first
+# make demo | test | fuzz | bench | zoo | chaos: each sets up what it needs in .venv first
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench zoo chaos docs clean
+SECONDS ?= 300
+SEED ?= $(shell date +%s)
+
+.PHONY: demo test fuzz bench zoo chaos docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fewshift demo
@@ -15,6 +18,9 @@ test: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+fuzz: $(VENV)/.dev
+	FUZZ_SECONDS=$(SECONDS) FUZZ_SEED=$(SEED) FUZZ_CASES=0 $(BIN)/python -m pytest -s tests/fuzz
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/core.py

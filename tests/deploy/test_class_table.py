@@ -202,3 +202,11 @@ def test_json_is_whole_or_not_there(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(fewshift.FewshiftError):
         predict(photos, tmp_path / "u.json", as_json=True, strict=True)
     assert not (tmp_path / "u.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"file,class\n\xed\xa0\x80,x\n", b'file,class\n"' + b"x" * 200_000 + b'"\n'])
+def test_a_file_that_is_no_table_is_one_sentence_and_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "out.csv").write_bytes(content + b"torn")
+    with pytest.raises(fewshift.FewshiftError, match=r"out\.csv is no table: pass --overwrite"):
+        class_table._whole_rows(tmp_path / "out.csv", class_table.Columns(("ant", "bee")))
+    assert (tmp_path / "out.csv").read_bytes() == content + b"torn"

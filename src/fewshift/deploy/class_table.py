@@ -279,12 +279,16 @@ def _whole_rows(path: Path, columns: Columns) -> set[str] | None:
         end = content.rfind(b"\n", 0, end - 1) + 1
     if not end:
         return None
+    instead = "pass --overwrite (overwrite=True), or choose another file"
+    try:
+        header, *rows = csv.reader(io.StringIO(content[:end].decode("utf-8"), newline=""))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FewshiftError(f"{path} is no table: {instead}") from error
+    if header != columns.header:
+        raise FewshiftError(f"{path} has other columns: {instead}")
     if end < len(content):
         with path.open("r+b") as file:
             file.truncate(end)
-    header, *rows = csv.reader(io.StringIO(content[:end].decode("utf-8"), newline=""))
-    if header != columns.header:
-        raise FewshiftError(f"{path} has other columns: pass --overwrite (overwrite=True), or choose another file")
     return {from_cell(row[0]) for row in rows if row}
 
 

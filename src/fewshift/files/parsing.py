@@ -18,6 +18,7 @@ from fewshift.errors import FewshiftError
 
 DEEPEST = 100  # lists and tables inside each other
 LARGEST = 2**128  # above the identifiers that label tools write, far below what a float holds
+DIGITS = 18  # of a whole number in a line of text
 LONGEST_TOML = 2**18  # bytes; the parser takes quadratic time for some texts
 KEY = r"""(?:[\w-]++|"[^"\n]*"|'[^'\n]*')"""
 LONG_KEY = re.compile(rf"(?<![\w-]){KEY}(?:[ \t]*\.[ \t]*{KEY}){{{DEEPEST}}}")  # of TOML: tables inside each other too
@@ -48,6 +49,11 @@ def parsed_word(word: str) -> Any:
         return parsed_json(word, "the word", "write a value")
     except FewshiftError:
         return word
+
+
+def whole_number(word: str) -> int | None:
+    """The whole number from 0 that a word is, if it is one of a size that anything here may have."""
+    return int(word) if word.isdecimal() and len(word) <= DIGITS else None
 
 
 def read_toml(path: str | Path, what: object, cure: str) -> dict[str, Any]:

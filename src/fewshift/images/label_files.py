@@ -23,6 +23,7 @@ from torch import Tensor
 from fewshift.core._files import whole
 from fewshift.core.losses import IGNORE
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import whole_number
 from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
 from fewshift.images.class_names import plain_name, some
@@ -175,12 +176,13 @@ def _palette_lines(text: str, file: Path) -> list[tuple[str, RGB]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        *colour, name = line.split(maxsplit=3)
-        if len(colour) != 3 or not all(part.isdecimal() and int(part) <= 255 for part in colour):
+        *words, name = line.split(maxsplit=3)
+        colour = [value for value in map(whole_number, words) if value is not None and value <= IGNORE]
+        if len(colour) != 3 or len(words) != 3:
             raise FewshiftError(
                 f"line {number} of {file} is {line[:80]!r}: write red, green and blue from 0 to 255 and a name"
             )
-        lines.append((name.strip(), (int(colour[0]), int(colour[1]), int(colour[2]))))
+        lines.append((name.strip(), (colour[0], colour[1], colour[2])))
     return lines
 
 

@@ -6,6 +6,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -100,7 +101,10 @@ def _cells(text: str, path: Path) -> list[tuple[int, list[str]]]:
     most = 0
     for delimiter in DELIMITERS:
         reader = csv.reader(text.splitlines(), delimiter=delimiter, skipinitialspace=True)
-        lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+        try:
+            lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+        except csv.Error as error:
+            raise FewshiftError(f"line {reader.line_num} of {path} cannot be read ({error}): correct it") from error
         alike = sum(len(cells) == len(lines[0][1]) > 1 for _, cells in lines)
         if alike > most:
             best, most = lines, alike
@@ -131,7 +135,7 @@ def _json_entries(text: str, path: Path) -> list[ListedImage]:
             return list(_coco_entries(content))
         if isinstance(content, list) and all(isinstance(task, dict) for task in content):
             return [_task_entry(task, f"task {task.get('id', at)}") for at, task in enumerate(content, 1)]
-    except (KeyError, TypeError, AttributeError, StopIteration) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise FewshiftError(
             f"{path} cannot be read ({type(error).__name__}: {error}): give an export of Label Studio, or COCO's "
             "images, annotations and categories"
@@ -148,14 +152,14 @@ def _coco_entries(content: Mapping[str, Any]) -> Iterator[ListedImage]:
         number = annotation["category_id"]
         labels[annotation["image_id"]].add(names.get(number, str(number)))
     for image in content["images"]:
-        yield ListedImage(image["file_name"], frozenset(labels[image["id"]]), f"image {image['id']}")
+        yield ListedImage(_address(image["file_name"]), frozenset(labels[image["id"]]), f"image {image['id']}")
 
 
 def _task_entry(task: Mapping[str, Any], where: str) -> ListedImage:
     """A task of Label Studio: as JSON with all annotations, or as JSON-MIN with a column for the choice."""
     if "data" not in task:
         columns = {plain_name(name): value for name, value in task.items()}
-        image = next(columns[name] for name in PATHS if name in columns)
+        image = _address(next(columns[name] for name in PATHS if name in columns))
         value = next((columns[name] for name in LABELS if name in columns), None)
         return ListedImage(image, frozenset(_names(value)), where)
     texts = [value for value in task["data"].values() if isinstance(value, str)]
@@ -170,6 +174,13 @@ def _task_entry(task: Mapping[str, Any], where: str) -> ListedImage:
     return ListedImage(image, frozenset(labels), where)
 
 
+def _address(value: Any) -> str:
+    """Where an image is said to be."""
+    if not isinstance(value, str):
+        raise TypeError(f"the address of an image is of type {type(value).__name__}")
+    return value
+
+
 def _names(value: Any) -> Iterable[str]:
     """The labels in a choice: none, one or several."""
     if isinstance(value, dict):
@@ -182,7 +193,10 @@ def _names(value: Any) -> Iterable[str]:
 
 def _path_of(address: str) -> Path:
     """The path in an address: of a file, a URL, or a file that Label Studio serves (?d=PATH)."""
-    parts = urlsplit(address) if "://" in address or address.startswith("/data/") else None
+    try:
+        parts = urlsplit(address) if "://" in address or address.startswith("/data/") else None
+    except ValueError:  # it only looks like a URL
+        parts = None
     if parts is None:
         return Path(address)
     return Path(parse_qs(parts.query).get("d", [unquote(parts.path)])[0].lstrip("/"))
@@ -205,8 +219,9 @@ def _exported(entry: ListedImage, source: Path) -> Iterator[Path]:
 def _located(entry: ListedImage, places: Iterable[Path], source: Path) -> Path:
     """The first of these places where there is a file."""
     for place in places:
-        if place.is_file():
-            return place
+        with suppress(OSError, ValueError):  # a name that no file can have
+            if place.is_file():
+                return place
     raise FewshiftError(
         f"no such image {entry.image} ({entry.where} of {source}): paths are relative to {source.parent}, put the "
         "images there"

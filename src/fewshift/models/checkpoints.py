@@ -193,8 +193,11 @@ def _kind(file: BinaryIO) -> str:
     file.seek(0)
     beginning = file.read(9)
     if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            inside = {name.partition("/")[2] or name for name in archive.namelist()}
+        try:
+            with zipfile.ZipFile(file) as archive:
+                inside = {name.partition("/")[2] or name for name in archive.namelist()}
+        except Exception:  # of several types, for an archive that is broken: torch will say so
+            return ""
         if "constants.pkl" in inside and any(name.startswith("code/") for name in inside):
             return "TorchScript"
         return "torch.export" if inside & {"archive_format", "serialized_exported_program.json"} else ""

@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from fewshift.errors import FewshiftError
-from fewshift.files.parsing import read_json
+from fewshift.files.parsing import read_json, whole_number
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -57,7 +57,7 @@ def preprocessing(folder: Path) -> dict[str, Any]:
         )
     try:
         return {**_sizes(steps), **_normalisation(steps), **_interpolation(steps.get("resample"))}
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise FewshiftError(f"{path} cannot be read ({error!r}): write a card with fewshift card") from error
 
 
@@ -91,7 +91,7 @@ def _timm(config: Mapping[str, Any]) -> dict[str, Any]:
         "std": steps.get("std"),
         "interpolation": steps.get("interpolation"),
     }
-    with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+    with suppress(KeyError, TypeError, ValueError, ArithmeticError):
         _, height, width = steps["input_size"]
         if height == width and steps.get("crop_mode") in (None, "center", "squash"):
             card |= {"resize": math.floor(height / steps.get("crop_pct", TIMM_CROP)), "crop": height}
@@ -147,7 +147,8 @@ def _interpolation(resample: Any) -> dict[str, str]:
 def _class_names(names: Any) -> list[str] | None:
     """The class names in their order. Of equal ones, each gets its number; names that say nothing are none."""
     if isinstance(names, dict):
-        numbers = {int(key): str(name) for key, name in names.items() if str(key).isdigit()}
+        keys = {whole_number(key): str(name) for key, name in names.items()}
+        numbers = {number: name for number, name in keys.items() if number is not None}
         names = [numbers[key] for key in sorted(numbers)] if sorted(numbers) == list(range(len(names))) else None
     if not isinstance(names, list) or len(names) < 2 or _say_nothing(names):
         return None

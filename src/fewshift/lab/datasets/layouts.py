@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from fewshift.errors import FewshiftError
+from fewshift.files.parsing import whole_number
 from fewshift.images.folders import image_files
 from fewshift.images.formats import IMAGE_SUFFIXES
 from fewshift.images.preprocess import Preprocess
@@ -117,14 +118,15 @@ def read_list(file: Path, root: Path, classes: int, offset: int = 0) -> Listing:
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), start=1):
         if not line.strip():
             continue
-        path, label = line.rsplit(maxsplit=1) if len(line.split()) > 1 else (line, "")
-        if not label.isdecimal() or not 0 <= int(label) - offset < classes:
+        path, word = line.rsplit(maxsplit=1) if len(line.split()) > 1 else (line, "")
+        label = whole_number(word)
+        if label is None or not 0 <= label - offset < classes:
             raise FewshiftError(
                 f"line {number} of {file} is {line[:80]!r}: "
                 f"write a path, a space and a label from {offset} to {offset + classes - 1}"
             )
         files.append(root / path.strip())
-        labels.append(int(label) - offset)
+        labels.append(label - offset)
     if not files:
         raise FewshiftError(f"{file} lists no images: write one path and label in each line")
     return files, labels
@@ -152,10 +154,11 @@ def _table(
 ) -> Listing:
     files, labels = [], []
     for row in filter(wanted, _rows(home / "metadata.csv", (*columns, label))):
-        if not row[label].isdecimal():
+        number = whole_number(row[label])
+        if number is None:
             raise FewshiftError(f"{home / 'metadata.csv'} has the label {row[label]!r}: extract the archive again")
         files.append(home / file(row))
-        labels.append(int(row[label]))
+        labels.append(number)
     return files, labels
 
 
@@ -164,7 +167,10 @@ def _rows(table: Path, columns: Sequence[str]) -> Iterator[Row]:
         reader = csv.DictReader(lines, restval="")
         if lacking := [name for name in columns if name not in (reader.fieldnames or ())]:
             raise FewshiftError(f"{table} has no column {lacking[0]!r}: extract the archive again")
-        yield from reader
+        try:
+            yield from reader
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise FewshiftError(f"{table} cannot be read ({error}): extract the archive again") from error
 
 
 def _patch(row: Row) -> str:
