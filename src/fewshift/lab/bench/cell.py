@@ -146,7 +146,7 @@ def current_key(record: Mapping[str, Any]) -> str:
     try:
         cell = record["cell"]
         return (FeatureCell if "first" in cell else Cell).from_json(cell).key
-    except (KeyError, TypeError, ValueError, FewshiftError):
+    except (AttributeError, KeyError, TypeError, ValueError, FewshiftError):  # settings may be anything
         return str(record["key"])
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fewshift.errors import FewshiftError
+from fewshift.files.shapes import is_text, table_of
 from fewshift.lab.bench.features import FeatureGrid, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.record import Record, Records
@@ -45,7 +46,8 @@ def versions_of(records: Iterable[Record]) -> dict[str, str]:
     """The versions of each package that made these records."""
     versions: dict[str, set[str]] = {}
     for record in records:
-        for name, version in record.get("result", {}).get("versions", {}).items():
+        known = record.get("result", {}).get("versions")
+        for name, version in known.items() if table_of(is_text)(known) else ():
             versions.setdefault(name, set()).add(version)
     return {name: " and ".join(sorted(versions[name])) for name in sorted(versions)}
 

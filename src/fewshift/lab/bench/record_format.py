@@ -37,6 +37,7 @@ KNOWN: dict[str, Shape] = {  # every part of a result may be missing
     "classes": list_of(is_text),
     "image_iou": table_of(or_none(is_finite)),
     "layers": table_of(LAYER),
+    "network": fields({}, {"arch": is_text, "algorithm": is_text, "pixels": is_count}),
     "notes": NOTES,
     "palette": list_of(COLOUR),
     "pictures": table_of(PICTURE),
