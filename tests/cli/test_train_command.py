@@ -46,6 +46,14 @@ UCI = ["train", "digits", "--source", "uci", *SMALL, "--epochs", "3", "--set", "
 HOME = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_bfloat16_is_called_slow_where_it_is_slow(run, monkeypatch, fast):
+    monkeypatch.setattr("fewshift.lab.training.recipes.bfloat16_is_fast", lambda: fast)
+    done = run(*UCI, "--epochs", "1", "--set", "precision=bfloat16")
+    assert done.code == 0, done.stderr
+    assert ("slower in bfloat16" in done.stderr) is not fast
+
+
 def test_a_short_training_makes_a_network_that_is_loaded_and_used_at_once(run, tmp_path):
     done = run("train", "digits", "--target", "mnist", "--arch", "digits", "--recipe", "quick", "--json")
     assert done.code == 0, done.stderr

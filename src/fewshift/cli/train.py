@@ -142,7 +142,13 @@ def _print_epoch(total: int, metric: str, index: int, epoch: Epoch) -> None:
 
 
 def _print_beginning(training: SourceTraining, weights: str) -> None:
-    if training.goes_on or (training.resume and training.checkpoint.finished()):
+    from fewshift.lab.training.recipes import bfloat16_is_fast
+
+    if training.resume and training.checkpoint.finished():
+        return
+    if training.recipe.precision == "bfloat16" and not bfloat16_is_fast():
+        typer.echo("this processor is slower in bfloat16 than in float32: leave precision=bfloat16 out", err=True)
+    if training.goes_on:
         return
     if training.resume:
         typer.echo(f"nothing to resume in {training.checkpoint.state}: starting with the first epoch", err=True)

@@ -9,10 +9,13 @@ A schedule says which share of its peak the rate has at a step. It is a pure fun
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import cos, pi
 from typing import NamedTuple
+
+import torch
 
 from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.settings import Settings
@@ -94,7 +97,7 @@ class Recipe(Settings):
     - crop: with pixel labels, the side of the part that a step sees; none for as much as the image has.
     - held_out: the share of each source that is not trained on but validates; of the digits a fixed fifth, or none.
     - precision: bfloat16 computes layers in half as many bits (autocast), about twice as fast on processors that have
-      such instructions; weights, statistics and steps stay float32.
+      such instructions and slower on others; weights, statistics and steps stay float32.
     - patience: stop after so many epochs without a better score on the held-out source images, and keep the best;
       none trains all epochs and keeps the last.
     """
@@ -196,6 +199,21 @@ OFFICIAL = {
     ("visda", "validation"): ("train",),
     **{(name, "val"): ("train",) for name in ("gtav", "cityscapes", "bdd100k", "mapillary", "synthia")},
 }
+
+
+def bfloat16_is_fast(side: int = 512, rounds: int = 3) -> bool:
+    """Whether this processor multiplies matrices faster in bfloat16 than in float32; some are several times slower."""
+    return _fastest(torch.bfloat16, side, rounds) < _fastest(torch.float32, side, rounds)
+
+
+def _fastest(dtype: torch.dtype, side: int, rounds: int) -> float:
+    matrix = torch.ones(side, side, dtype=dtype)
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 def default_arch(dataset: str, labels: Labels) -> str:
