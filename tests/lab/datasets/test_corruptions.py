@@ -199,3 +199,38 @@ def test_half_a_turn_of_the_colour_circle_makes_red_cyan():
 def test_a_corruption_that_does_not_exist_is_named(name):
     with pytest.raises(FewshiftError, match=f"'{name}' is unknown: choose one of noise 1"):
         corrupted(domain_of(GREY), name)
+
+
+@pytest.mark.parametrize(("strength", "share"), [(1, 0.3), (2, 0.5), (3, 0.7)])
+def test_haze_lies_between_the_picture_and_bright_air(strength, share):
+    changed = corrupted(domain_of(COLOUR), f"haze {strength}").source
+    torch.testing.assert_close(changed, COLOUR + share * (0.85 - COLOUR))
+
+
+def test_a_vignette_leaves_the_centre_and_takes_the_light_of_corners():
+    changed = corrupted(domain_of(torch.ones(1, 3, 33, 65)), "vignette 2").source[0]
+    assert changed[:, 16, 32].tolist() == [1, 1, 1]
+    torch.testing.assert_close(changed[:, 0, 0], torch.full((3,), 0.25))
+    torch.testing.assert_close(changed[:, 16, 0], torch.full((3,), 1 - 0.75 / 2))
+
+
+def test_grain_makes_as_many_pixels_black_as_white_and_leaves_the_others():
+    grey = torch.full((8, 3, 64, 64), 0.5)
+    changed = corrupted(domain_of(grey), "grain 3").source
+    black, white = (float((changed == value).double().mean()) for value in (0, 1))
+    assert (black, white) == (pytest.approx(0.06, rel=0.1), pytest.approx(0.06, rel=0.1))
+    assert float((changed == 0.5).double().mean()) == pytest.approx(1 - black - white)
+    assert torch.equal(changed[:, 0], changed[:, 2])
+
+
+def test_zoom_shows_the_middle_alone():
+    ramp = torch.linspace(0, 1, 40).expand(1, 1, 40, 40)
+    changed = corrupted(domain_of(ramp), "zoom 3").source[0, 0, 0]
+    assert float(changed[0]) == pytest.approx(float(ramp[0, 0, 0, 10]), abs=0.01)
+    assert float(changed[-1]) == pytest.approx(float(ramp[0, 0, 0, 29]), abs=0.01)
+
+
+def test_tint_keeps_red_and_takes_green_and_blue():
+    changed = corrupted(domain_of(COLOUR), "tint 2").source
+    torch.testing.assert_close(changed, torch.stack([COLOUR[:, 0], 0.7 * COLOUR[:, 1], 0.4 * COLOUR[:, 2]], 1))
+    torch.testing.assert_close(corrupted(domain_of(GREY), "tint 2").source, 0.7 * GREY)

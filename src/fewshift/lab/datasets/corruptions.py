@@ -28,6 +28,7 @@ SEED = 0  # of the noise: the same for every draw of a support
 AT_ONCE = 64  # images that are corrupted together
 SPOT = 0.06  # radius of a spot of dirt, as a share of the shorter side
 GREY = 0.4
+AIR = 0.85  # how bright haze is
 
 Size = tuple[float, float]  # a share of the shorter side, and the least number of pixels
 
@@ -100,6 +101,39 @@ def _dirt(images: Tensor, share: float) -> Tensor:
     return dirty
 
 
+def _haze(images: Tensor, share: float) -> Tensor:
+    """Bright air in front of everything, that much of what the camera sees."""
+    return (1 - share) * images + share * AIR
+
+
+def _vignette(images: Tensor, share: float) -> Tensor:
+    """Darker with the square of the distance to the centre; the corners lose such a share of their light."""
+    height, width = images.shape[-2:]
+    rows, columns = torch.linspace(-1, 1, height).view(-1, 1), torch.linspace(-1, 1, width).view(1, -1)
+    return images * (1 - share * (rows**2 + columns**2) / 2)
+
+
+def _grain(images: Tensor, share: float) -> Tensor:
+    """Such a share of the pixels is black or white, half of them each."""
+    chance = torch.rand(len(images), 1, *images.shape[-2:])
+    return torch.where(chance < share / 2, 0.0, torch.where(chance < share, 1.0, images))
+
+
+def _zoom(images: Tensor, share: float) -> Tensor:
+    """The middle alone, with such a share of each side: a camera that stands too near."""
+    sides = list(images.shape[-2:])
+    middle = ops.center_crop(images, [max(1, round(side * share)) for side in sides])
+    near: Tensor = ops.resize(middle, sides, InterpolationMode.BILINEAR, antialias=True)
+    return near
+
+
+def _tint(images: Tensor, light: tuple[float, float]) -> Tensor:
+    """Warm light: so much is left of green and of blue; a grey camera sees their mean with red."""
+    colours = images.new_tensor([1.0, *light])
+    seen = colours if images.shape[1] == len(colours) else colours.mean().expand(images.shape[1])
+    return images * seen.view(-1, 1, 1)
+
+
 def _pixels(images: Tensor, size: Size) -> float:
     share, least = size
     return max(share * min(images.shape[-2:]), least)
@@ -119,6 +153,12 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float | Size, ...]]] = 
     "rotation": (_rotation, (10, 20, 40)),  # degrees
     "motion": (_motion, ((0.03, 2), (0.07, 4), (0.14, 6))),  # the length
     "dirt": (_dirt, (0.1, 0.25, 0.5)),  # the share that is hidden, if spots did not overlap
+    "haze": (_haze, (0.3, 0.5, 0.7)),  # the share of bright air
+    "vignette": (_vignette, (0.5, 0.75, 1.0)),  # of the light, that corners lose
+    "grain": (_grain, (0.01, 0.04, 0.12)),  # of the pixels
+    "sharpening": (ops.adjust_sharpness, (3.0, 6.0, 12.0)),
+    "zoom": (_zoom, (0.85, 0.7, 0.5)),  # the share of each side that is left
+    "tint": (_tint, ((0.85, 0.6), (0.7, 0.4), (0.5, 0.15))),  # green and blue that are left
     "colour": (ops.adjust_hue, (0.1, 0.25, 0.5)),  # turns of the colour circle; grey stays grey
 }
 STRENGTHS = (1, 2, 3)
