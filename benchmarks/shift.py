@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fewshift.core.distance import Seen, look
 from fewshift.core.support import Unlabelled
 from fewshift.lab.bench.cell import OWN_SOURCE, Cell
 from fewshift.lab.bench.materials import open_materials
@@ -28,7 +29,7 @@ from fewshift.lab.datasets.corruptions import OPERATIONS, STRENGTHS, corrupted
 from fewshift.lab.datasets.domain import Domain
 from fewshift.models import libraries as models
 from fewshift.models.cards import known_card
-from fewshift.trust.shift import Seen, judged, look
+from fewshift.trust.shift import judged
 
 COUNTS = (1, 2, 3, 5, 10, 20, 50, 100)
 AGAINST = 50  # source images

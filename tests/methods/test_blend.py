@@ -14,6 +14,7 @@ from fewshift import FewshiftError, Network, Support, Target
 from fewshift.core.losses import log_losses
 from fewshift.core.reading import read, tied
 from fewshift.core.support import Unlabelled
+from fewshift.lab.datasets import digits
 from fewshift.methods._blending import GRID
 from fewshift.methods._refining import Refinement, Steps, last_weights
 from fewshift.methods.auto import Auto
@@ -26,13 +27,19 @@ QUICK = Auto(epochs=1)
 STEPS = Steps(epochs=1, lr=2e-3, loss=F.cross_entropy, seed=0)
 
 
+def worth(model: nn.Module, images: torch.Tensor) -> float:
+    """James and Stein: of a distance of s sampling errors, the share that is more than chance."""
+    return max(0.0, 1 - 1 / fewshift.shift(model, images).score ** 2)
+
+
 def naive_v(model: nn.Module, support: Support, prior: float) -> float:
     """The v with the least tempered loss of all images, each judged apart, and prior."""
     costs = {}
-    for v in GRID:
+    for share in GRID:
+        v = share * worth(model, support.images)
         with torch.no_grad():
             losses = log_losses(naive_apart(model, support.images, v), support.labels)
-        away = (v - 0.2) / (0.8 if v > 0.2 else 0.2)
+        away = (share - 0.2) / (0.8 if share > 0.2 else 0.2)
         costs[v] = float(losses.sum()) + prior * away**2
     return min(costs, key=lambda v: costs[v])
 
@@ -42,8 +49,26 @@ def naive_v(model: nn.Module, support: Support, prior: float) -> float:
 def test_v_has_the_least_loss_apart_and_prior(shots, prior):
     model, support = make_tiny(), make_support(shots)
     chosen = Blend(prior=prior).fit(model, Target(support)).notes["v"]
-    assert chosen == naive_v(model, support, prior)
-    assert prior < 1000 or chosen == 0.2
+    assert chosen == pytest.approx(naive_v(model, support, prior))
+    assert prior < 1000 or chosen == pytest.approx(0.2 * worth(model, support.images))
+
+
+def test_images_that_look_like_the_sources_leave_its_statistics():
+    model, (own, labels) = digits.source_network(), digits.split()[1]
+    generator, silent = torch.Generator().manual_seed(0), 0
+    for _ in range(5):
+        chosen = torch.cat(
+            [torch.where(labels == digit)[0][torch.randperm(20, generator=generator)[:2]] for digit in range(10)]
+        )
+        support = Support(digits.normalise(own[chosen]), labels[chosen])
+        score = fewshift.shift(model, support.images).score
+        fitted = Blend(prior=0).fit(model, Target(support))
+        assert fitted.notes["reach"] == pytest.approx(max(0.0, 1 - 1 / max(score, 1) ** 2), abs=1e-6)
+        if score <= 1:
+            silent += 1
+            assert fitted.notes["v"] == 0
+            assert same_state(state(fitted.predictor), state(model))
+    assert silent > 0
 
 
 def test_a_blend_is_the_source_with_v_of_the_supports_statistics():
@@ -75,7 +100,9 @@ def test_unlabelled_images_share_in_the_statistics():
         Blend(prior=1e6).adapt(model, Target(support, unlabelled)) for unlabelled in (None, Unlabelled(others.images))
     )
     network = Network.of(model, support.images)
-    expected = read(network, [torch.cat([support.images, others.images])], tied(network, 0.2)).logits[0]
+    together_images = torch.cat([support.images, others.images])
+    v = 0.2 * worth(model, together_images)
+    expected = read(network, [together_images], tied(network, v)).logits[0]
     with torch.no_grad():
         assert torch.allclose(together(support.images), expected[: len(support)], atol=1e-5)
         assert not torch.allclose(alone(support.images), together(support.images), atol=1e-3)
@@ -112,10 +139,11 @@ def test_the_last_layers_hold_three_quarters_of_the_weights():
 def test_with_no_epochs_the_tuned_network_is_the_mean_of_blends_without_each_fold():
     model, support = make_tiny(), make_support(3)
     tuned = BlendAll(epochs=0, prior=1e6).adapt(model, Target(support))
-    parts = []
+    v, parts = 0.2 * worth(model, support.images), []
     for fold in support.kind.folds(support.labels, 3, torch.Generator().manual_seed(0)):
         rest = torch.tensor([place for place in range(len(support)) if place not in fold.tolist()])
-        parts.append(Blend(prior=1e6).adapt(model, Target(support.part(rest))).bn1.weight)
+        kept = Target(support.part(rest))
+        parts.append(LCCS(init=v, epochs=0, n=1, classifier="source").adapt(model, kept).bn1.weight)
     assert torch.allclose(tuned.bn1.weight, torch.stack(parts).mean(0), atol=1e-6)
 
 

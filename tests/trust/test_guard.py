@@ -180,6 +180,16 @@ def test_a_small_shift_says_nothing_for_a_new_head(distance, accepted):
     assert decide("not-worse", Evidence(silent, OF_IMAGES, shift=shift, new_classifier=True)).accepted == accepted
 
 
+@pytest.mark.parametrize(
+    ("loss", "score", "accepted"),
+    [(0.0, 1.1, True), (0.0, 1.0, False), (0.0, 0.9, False), (-0.1, 1.0, True), (0.3, 1.1, False)],
+)
+def test_of_careful_statistics_more_has_to_be_said_for_than_against(loss, score, accepted):
+    facts = Evidence(spread_losses(loss, 1.0, 20), OF_IMAGES, shift=seen(score))
+    assert decide("not-worse", replace(facts, cautious=True)).accepted == accepted
+    assert not decide("not-worse", facts).accepted
+
+
 @pytest.mark.parametrize(("seen_classes", "accepted"), [(9, True), (1, False)])
 def test_images_that_lack_classes_are_unlike_the_source_anyway_and_their_shift_counts_less(seen_classes, accepted):
     labels = torch.arange(10) % seen_classes

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 import fewshift
 from fewshift import FewshiftError, Preprocess
+from fewshift.core import distance
+from fewshift.core.distance import Seen, look
 from fewshift.core.support import Unlabelled
 from fewshift.lab.datasets import digits
-from fewshift.trust import shift as shifts
-from fewshift.trust.shift import LayerShift, Seen, Shift, judged, look
+from fewshift.trust.shift import LayerShift, Shift, judged
 from tests.helpers.networks import make_support, make_tiny, same_state, state, unsettle
 
 DRAWS = 40
@@ -248,7 +249,7 @@ def test_images_of_different_sizes_are_compared_one_by_one():
 
 
 def test_of_many_images_some_are_looked_at_evenly_spread(monkeypatch):
-    monkeypatch.setattr(shifts, "MOST", 5)
+    monkeypatch.setattr(distance, "MOST", 5)
     shift = fewshift.shift(make_tiny(), IMAGES)
     assert (shift.images, shift.total) == (5, 15)
     assert shift.score == fewshift.shift(make_tiny(), IMAGES[::3]).score

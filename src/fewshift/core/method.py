@@ -32,11 +32,13 @@ class Fitted:
     """A predictor, and what is worth knowing about how it came to be.
 
     `layers` tells per BatchNorm layer, `notes` about the whole; both hold plain numbers and words, ready for JSON.
+    `cautious`: nothing but statistics changed, and those by no more than a few images can tell from chance.
     """
 
     predictor: nn.Module
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    cautious: bool = False
 
 
 @dataclass(frozen=True)

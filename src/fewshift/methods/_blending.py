@@ -3,6 +3,10 @@
 The paper chooses v by the loss of the very images whose statistics are blended in, and those flatter themselves. Here
 each image is normalised with the statistics of the others. Its label is then as likely as that of a new image, up to
 the choice of the one number v.
+
+The statistics of a few images differ from the source's by chance alone. James and Stein (1961) say what they are worth:
+of a distance of s sampling errors, the share 1 - 1/s^2 is more than chance. v goes no farther than that, and stays at 0
+where images look like the source's own.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
 from fewshift.core.adaptable import refuse_unmergeable
+from fewshift.core.distance import look, measured, score
 from fewshift.core.losses import log_losses
 from fewshift.core.moments import Normal, merged, source_layers
 from fewshift.core.network import Network, channels_last, like, with_channels_last
@@ -63,11 +68,17 @@ class Blended:
     support: Support  # likewise
     beside: Tensor | None  # unlabelled images that share in the statistics
     prior: float  # in nats, with which v was chosen
+    reach: float  # the largest v that so few images are worth
     v: float
     curve: Sequence[Mapping[str, float]]
     apart: Mapping[float, Apart]  # by v
     features_apart: Tensor | None  # (N, features) of the support, likewise, under v
     reading: Reading  # of all images together, under v
+
+    @property
+    def bounded(self) -> bool:
+        """Whether v goes no farther than the statistics are worth; where that is unknown, it may go all the way."""
+        return self.reach < 1
 
     @property
     def normals(self) -> dict[str, Normal]:
@@ -97,7 +108,7 @@ class Blended:
         logits: dict[float, Sequence[Tensor]] = {}
         for fold in folds:
             rest = others(fold, len(self.support))
-            v = _best(_curve(self.apart, self.support, rest), self.prior, len(rest))
+            v = _best(_curve(self.apart, self.support, rest), self.prior, self.reach, len(rest))
             if v not in logits:
                 logits[v] = self._logits_apart(v)
             for place in fold.tolist():
@@ -135,14 +146,16 @@ class Blended:
 
     def notes(self) -> dict[str, Any]:
         """For the result."""
-        return {"v": self.v, "grid": [dict(point) for point in self.curve], "statistics": self.reading.route}
+        grid = [dict(point) for point in self.curve]
+        return {"v": self.v, "reach": self.reach, "grid": grid, "statistics": self.reading.route}
 
 
 def blended(network: nn.Module | Network, target: Target, who: str, prior: float) -> Blended:
     """Choose v by the labels of the support, each image normalised without itself; then read all images under it.
 
-    `prior` is what v = 0 and v = 1 cost, in nats, against v = 0.2. It decides where a few images say nothing, and gives
-    way to many. With pixel labels every image is evidence enough.
+    v is a share of what the statistics are worth, from 0 to all of it. `prior` is what both ends cost, in nats, against
+    the share 0.2. It decides where a few images say nothing, and gives way to many. With pixel labels every image is
+    evidence enough.
     """
     if torch.is_inference_mode_enabled():
         raise FewshiftError("adaptation needs gradients: call it outside torch.inference_mode()")
@@ -155,9 +168,10 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     beside = None if target.unlabelled is None else _beside(working, support, target.unlabelled)
     prior = prior if support.kind.centroids else 0.0
     alone = len(support) + (0 if beside is None else len(beside)) < 2
+    reach = 0.0 if alone else _reach(working, support, beside)
     apart: dict[float, Apart] = {}
     features: dict[float, Tensor | None] = {}
-    for v in progress.track((0.0,) if alone else GRID, "statistics"):
+    for v in progress.track(sorted({share * reach for share in GRID}), "statistics"):
         try:
             reading = read_support(
                 working, support, tied(working, v), beside=beside, leave_out=not alone, working=scratch
@@ -172,9 +186,9 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     curve = _curve(apart, support, torch.arange(len(support)))
     if not curve:
         raise FewshiftError("the network's logits are not finite: check the images' preprocessing")
-    v = _best(curve, prior, len(support))
+    v = _best(curve, prior, reach, len(support))
     reading = read_support(working, support, tied(working, v), beside=beside, working=scratch)
-    return Blended(network, working, scratch, support, beside, prior, v, curve, apart, features[v], reading)
+    return Blended(network, working, scratch, support, beside, prior, reach, v, curve, apart, features[v], reading)
 
 
 def normals_of(network: Network, reading: Reading, v: float) -> dict[str, Normal]:
@@ -189,15 +203,32 @@ def _curve(apart: Mapping[float, Apart], support: Support, rows: Tensor) -> list
     return [point for point in points if math.isfinite(point["loss"])]
 
 
-def _best(curve: Sequence[Mapping[str, float]], prior: float, images: int) -> float:
+def _best(curve: Sequence[Mapping[str, float]], prior: float, reach: float, images: int) -> float:
     """The v of the least loss and prior together; of equally good ones the smallest."""
 
     def cost(point: Mapping[str, float]) -> float:
-        v = point["v"]
-        away = (v - CENTRE) / (1 - CENTRE if v > CENTRE else CENTRE)
+        share = point["v"] / reach if reach else 0.0
+        away = (share - CENTRE) / (1 - CENTRE if share > CENTRE else CENTRE)
         return images * point["loss"] + prior * away**2
 
     return min(curve, key=cost)["v"]
+
+
+def _reach(network: Network, support: Support, beside: Tensor | None) -> float:
+    """1 - 1/s^2, if the statistics are s sampling errors from the source's; pixel labels can do without.
+
+    1 where layers see images in parts, and so cannot tell.
+    """
+    if not support.kind.centroids:
+        return 1.0
+    images = support.pictures if beside is None else torch.cat([support.pictures, beside])
+    try:
+        with progress.silent():
+            seen = look(network.model, Unlabelled(images), network.head, len(images))
+    except FewshiftError:
+        return 1.0
+    away = score(map(measured, seen.values()))
+    return max(0.0, 1 - 1 / max(away, 1.0) ** 2)
 
 
 def _beside(network: Network, support: Support, unlabelled: Unlabelled) -> Tensor | None:

@@ -135,6 +135,7 @@ def fitted(blend: Blended, tensors: dict[str, Tensor], notes: dict[str, Any]) ->
         blend.network.with_tensors(changed),
         layers=blend.layer_notes(),
         notes=blend.notes() | notes,
+        cautious=blend.bounded and not tensors,
     )
 
 

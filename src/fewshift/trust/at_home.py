@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.distance import TINY
 from fewshift.core.hooks import before
 from fewshift.core.losses import log_losses
 from fewshift.core.moments import source_layers
 from fewshift.core.network import Network, batchnorm, like, logits_of
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.trust.gain import standard_error
-from fewshift.trust.shift import TINY
 
 LOOKED_AT = 32  # images
 # Distances of the first layer, measured on digits and PACS. The right preprocessing: 0.1 to 0.8, sketches 1.2, inverted

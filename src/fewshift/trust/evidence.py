@@ -65,6 +65,7 @@ class Evidence:
     forgotten: tuple[str, ...] = ()  # those of them that unlabelled images show to be predicted far less
     forgone: float = 0.0  # points that these classes may lose, summed over them
     new_classifier: bool = False
+    cautious: bool = False  # nothing but statistics changed, by no more than they are worth
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -104,6 +105,7 @@ def gather(
         agreement=_agreement(network, fitted.predictor, target),
         unseen=_unseen(network, target) if inside else (),
         new_classifier=_new_classifier(network, fitted.predictor),
+        cautious=fitted.cautious,
     )
 
 

@@ -36,14 +36,26 @@ class Strength:
     training, without labels, in sampling errors of so many images. Where they do not, statistics of theirs would bring
     in more noise than they correct. A small shift asks for new statistics and not for a new head: it says nothing for
     a network that has one.
+
+    What was learned from labels has to be better than chance makes it once in ten times. Statistics that were changed
+    by no more than they are worth can do little harm: for them, more has to be said than against them.
     """
 
     labels: float
     shift: float | None  # None where layers cannot tell
     images: int  # that were held out
+    needed: float = SURE
 
     @classmethod
-    def of(cls, gain: Gain, shift: Shift | None, unseen: float = 0.0, new_head: bool = False) -> Strength:
+    def of(
+        cls,
+        gain: Gain,
+        shift: Shift | None,
+        unseen: float = 0.0,
+        *,
+        new_head: bool = False,
+        cautious: bool = False,
+    ) -> Strength:
         """From a gain on held-out images, the shift of the place, and the share of classes without an image."""
         error = math.sqrt((gain.images * gain.loss_error) ** 2 + SPREAD)
         scaled = None if shift is None else ALARM * (shift.score - 1) / (shift.threshold - 1) - LACKING * unseen
@@ -53,6 +65,7 @@ class Strength:
             labels=gain.nats / error,
             shift=None if scaled is None else max(-MOST_SHIFT, min(scaled, MOST_SHIFT)),
             images=gain.images,
+            needed=0.0 if cautious else SURE,
         )
 
     @property
@@ -65,6 +78,11 @@ class Strength:
             return self.labels
         counts = SHIFT_COUNTS / (self.images + SHIFT_COUNTS)
         return math.sqrt(1 - counts) * self.labels + math.sqrt(counts) * self.shift
+
+    @property
+    def margin(self) -> float:
+        """By how much they exceed what is needed."""
+        return self.together - self.needed
 
 
 class Rule(Enum):
@@ -113,10 +131,11 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
     """The guard.
 
     - "always": whatever the evidence says.
-    - "not-worse": if the evidence for it is stronger than chance makes once in ten times (see `Strength`). With
-      pixel labels an image is much evidence, and the share of right pixels decides. A new classifier is refused where
-      classes have no image: it forgets them, and no held-out image can tell. So is a network that may lose more in
-      classes without an image, as unlabelled images show, than the others gain.
+    - "not-worse": if the evidence for it is stronger than chance makes once in ten times, or, where statistics alone
+      changed, and carefully, if there is more for it than against it (see `Strength`). With pixel labels an image is
+      much evidence, and the share of right pixels decides. A new classifier is refused where classes have no image: it
+      forgets them, and no held-out image can tell. So is a network that may lose more in classes without an image, as
+      unlabelled images show, than the others gain.
     - "better": only if the whole interval is above zero.
     - a number: only if the whole interval is above it, in points of accuracy.
     - a callable: as it says of the gain.
@@ -143,8 +162,8 @@ def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
         return Verdict(gain.point > 0 or (gain.point == 0 and gain.loss_change < 0), Rule.POINT)
     # images that lack classes are unlike a sample of all, wherever they come from
     unseen = len(evidence.unseen) / max(1, len(evidence.unseen) + len(gain.per_class))
-    strength = Strength.of(gain, evidence.shift, unseen, evidence.new_classifier)
-    return Verdict(strength.together > SURE, Rule.STRENGTH, strength=strength)
+    strength = Strength.of(gain, evidence.shift, unseen, new_head=evidence.new_classifier, cautious=evidence.cautious)
+    return Verdict(strength.margin > 0, Rule.STRENGTH, strength=strength)
 
 
 def check_accept(accept: Any) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fewshift.core import _progress as progress
+from fewshift.core.distance import look
 from fewshift.core.network import Network
 from fewshift.core.support import Target, Unlabelled
 from fewshift.errors import FewshiftError
-from fewshift.trust.shift import Shift, judged, look
+from fewshift.trust.shift import Shift, judged
 
 NEAR = 0.2  # source deviations: up to here the source's head is still right, and what few labels teach does harm
 

@@ -230,7 +230,7 @@ def _facts(result: Adaptation) -> dict[str, Any]:
         "gain": gain and {name: value if math.isfinite(value) else None for name, value in gain.items()},
         "accepted": result.accepted,
         "reason": result.reason,
-        "strength": None if result.verdict.strength is None else result.verdict.strength.together,
+        "strength": None if result.verdict.strength is None else result.verdict.strength.margin,
         "chosen": None if result.choice is None else result.choice.chosen,
     }
 
