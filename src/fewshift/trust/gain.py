@@ -11,6 +11,7 @@ from scipy.special import ndtri  # type: ignore[import-untyped]
 from torch import Tensor
 
 LEVEL = 0.90  # of intervals
+ADDED, CHANGED = 2, 0.25  # images that an interval adds to those it has, and the share of them whose answer changes
 
 
 @dataclass(frozen=True)
@@ -104,16 +105,17 @@ def paired_interval(
 ) -> tuple[float, float]:
     """An interval for the mean of paired differences in [-1, 1], one for each image.
 
-    Agresti and Min (2005): add half a win, half a loss and one tie, then take the normal interval. With few or no
-    changes the plain one would be too short. Weighted images count as many as equally weighted ones with the same
+    As Agresti and Min (2005), add two images and take the normal interval: with few or no changes the plain one would
+    be too short. Theirs are half a win, half a loss and a tie; here a quarter, a quarter and one and a half, as most
+    answers stay. Weighted images count as many as equally weighted ones with the same
     variance (Kish). `between` is the squared error that the networks of different folds show: images tell of the chance
     in images, networks also of the chance in the draw that they were fitted to.
     """
     shares = torch.full((len(change),), 1 / len(change), dtype=torch.float64) if weights is None else weights
     count = 1 / float(shares.square().sum())
-    total = count + 2
+    total = count + ADDED
     mean = count * float(shares @ change.double()) / total
-    variance = (count * float(shares @ change.double().square()) + 1) / total - mean**2
+    variance = (count * float(shares @ change.double().square()) + ADDED * CHANGED) / total - mean**2
     half = float(ndtri((1 + level) / 2)) * math.sqrt(max(variance / total, between))
     return max(-1.0, mean - half), min(1.0, mean + half)
 
