@@ -188,6 +188,8 @@ def test_of_careful_statistics_more_has_to_be_said_for_than_against(loss, score,
     facts = Evidence(spread_losses(loss, 1.0, 20), OF_IMAGES, shift=seen(score))
     assert decide("not-worse", replace(facts, cautious=True)).accepted == accepted
     assert not decide("not-worse", facts).accepted
+    for weakness in Weakness:
+        assert not decide("not-worse", replace(facts, cautious=True, weakness=weakness)).accepted
 
 
 @pytest.mark.parametrize(("seen_classes", "accepted"), [(9, True), (1, False)])

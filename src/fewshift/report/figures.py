@@ -50,7 +50,7 @@ def grid_curve(losses: Mapping[float, float], chosen: float, *, key: str, alt: s
         axes.plot(list(losses), list(losses.values()), color=FIRST, marker="o")
         best = (chosen, losses[chosen])
         axes.plot(*best, color=SECOND, marker="o", markersize=9)
-        axes.annotate(f"v = {chosen:g}", best, (0, -9), textcoords="offset points", ha="center", va="top")
+        axes.annotate(f"v = {chosen:.3g}", best, (0, -9), textcoords="offset points", ha="center", va="top")
         axes.margins(x=0.08, y=0.22)  # room for the words beneath the mark
 
     return drawn(paint, key, alt)

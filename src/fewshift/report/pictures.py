@@ -38,11 +38,11 @@ def learning(result: Adaptation) -> list[Picture]:
             key="grid",
             alt=f"Loss on the support for {len(losses)} blends of statistics: {losses[min(losses)]:.3f} with the "
             f"source's, {losses[max(losses)]:.3f} with the support's, {losses[chosen]:.3f} with the chosen "
-            f"v = {chosen:g}.",
+            f"v = {chosen:.3g}.",
         )
         caption = (
             "The start: loss for every blend of statistics, the same in all layers, from the source's (v = 0) to the "
-            f"support's (v = 1). Chosen: v = {chosen:g}."
+            f"support's (v = 1). Chosen: v = {chosen:.3g}."
         )
         pictures.append(Picture(svg, caption))
     what_is_learned = "the coefficients" if any(layer.details for layer in result.layers) else "the weights"

@@ -38,7 +38,8 @@ class Strength:
     a network that has one.
 
     What was learned from labels has to be better than chance makes it once in ten times. Statistics that were changed
-    by no more than they are worth can do little harm: for them, more has to be said than against them.
+    by no more than they are worth can do little harm: for them, more has to be said than against them, unless classes
+    have a single image, or few have any.
     """
 
     labels: float
@@ -162,7 +163,8 @@ def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
         return Verdict(gain.point > 0 or (gain.point == 0 and gain.loss_change < 0), Rule.POINT)
     # images that lack classes are unlike a sample of all, wherever they come from
     unseen = len(evidence.unseen) / max(1, len(evidence.unseen) + len(gain.per_class))
-    strength = Strength.of(gain, evidence.shift, unseen, new_head=evidence.new_classifier, cautious=evidence.cautious)
+    careful = evidence.cautious and evidence.weakness is None
+    strength = Strength.of(gain, evidence.shift, unseen, new_head=evidence.new_classifier, cautious=careful)
     return Verdict(strength.margin > 0, Rule.STRENGTH, strength=strength)
 
 
