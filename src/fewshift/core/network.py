@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from fewshift.core._arguments import checked_images, checked_model, uncompiled
 from fewshift.core.hooks import before, keep_input, keeps_input, without_clone
 from fewshift.core.normalisation import Whitening
+from fewshift.core.outside import READ_ELSEWHERE
 from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
 from fewshift.core.probing import find_head, named_head, probed
 from fewshift.core.sharing import same_memory
@@ -90,13 +91,15 @@ class Network:
             refuse_probability(seen.outputs, logits)
             logits, head = as_two(logits), give_two_rows(private, head, images, logits)
         executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
-        unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
+        left = {layer.name: READ_ELSEWHERE for layer in executed if layer.name in seen.read}
+        left |= {layer.name: "never executed" for layer in executed if not layer.calls}
+        alone = [Skipped(layer.name, layer.kind, left[layer.name]) for layer in executed if layer.name in left]
         return replace(
             listed,
             layers=tuple(
-                sorted((layer for layer in executed if layer.calls), key=lambda layer: calls.index(layer.name))
+                sorted((layer for layer in executed if layer.name not in left), key=lambda layer: calls.index(layer.name))
             ),
-            skipped=listed.skipped + tuple(unused),
+            skipped=listed.skipped + tuple(alone),
             head=head,
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fewshift.core.hooks import before
+from fewshift.core.outside import outside_reads
 from fewshift.core.outputs import main_output
 from fewshift.errors import FewshiftError
 
@@ -30,6 +31,7 @@ class Probed:
     widest: int  # values that enter the widest of them
     learns: bool  # whether gradients reach one of them; True if none was asked for
     writes: bool  # whether the pass wrote into its images
+    read: set[str]  # the layers whose weights the network reads by itself
 
 
 def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
@@ -40,7 +42,12 @@ def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
     """
     entering = images.detach().clone()
     version = _version(entering)
-    with detached(model), torch.enable_grad(), executions(model, names) as seen, last_outputs(model) as outputs:
+    with ExitStack() as watches:
+        watches.enter_context(detached(model))
+        watches.enter_context(torch.enable_grad())
+        seen = watches.enter_context(executions(model, names))
+        outputs = watches.enter_context(last_outputs(model))
+        read = watches.enter_context(outside_reads(model, names))
         try:
             output = model(entering)
         except FewshiftError:
@@ -64,6 +71,7 @@ def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
         max([logits.numel(), *(call.width for call in seen)]),
         learns=not any(map(_is_quantised, model.modules())) and (not seen or any(call.gradients for call in seen)),
         writes=_version(entering) != version or not torch.equal(entering, images),
+        read=read,
     )
 
 
