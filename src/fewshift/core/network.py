@@ -18,8 +18,8 @@ from torch.nn.utils import parametrize
 from fewshift.core._arguments import checked_images, checked_model, uncompiled
 from fewshift.core.hooks import before, keep_input, keeps_input, without_clone
 from fewshift.core.normalisation import Whitening
-from fewshift.core.outside import READ_ELSEWHERE
 from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
+from fewshift.core.outside import READ_ELSEWHERE
 from fewshift.core.probing import find_head, named_head, probed
 from fewshift.core.sharing import same_memory
 from fewshift.core.soundness import refuse_broken_weights
@@ -97,7 +97,9 @@ class Network:
         return replace(
             listed,
             layers=tuple(
-                sorted((layer for layer in executed if layer.name not in left), key=lambda layer: calls.index(layer.name))
+                sorted(
+                    (layer for layer in executed if layer.name not in left), key=lambda layer: calls.index(layer.name)
+                )
             ),
             skipped=listed.skipped + tuple(alone),
             head=head,

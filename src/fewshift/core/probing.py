@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fewshift.core.hooks import before
-from fewshift.core.outside import outside_reads
 from fewshift.core.outputs import main_output
+from fewshift.core.outside import outside_reads
 from fewshift.errors import FewshiftError
 
 LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
