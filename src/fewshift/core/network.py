@@ -82,6 +82,8 @@ class Network:
         refuse_broken_weights(private)
         listed = list_layers(private)
         images = like(private, checked_images(images)[:2])
+        if not images.numel():
+            raise FewshiftError("there are no images: give at least one")
         seen = probed(private, [layer.name for layer in listed.layers], images)
         if seen.writes and not keeps_input(private):
             keep_input(private)
