@@ -26,7 +26,10 @@ def checked_model(model: Any) -> nn.Module:
 
 def uncompiled(model: Any) -> Any:
     """The network that torch.compile wraps, whose layers have their own names; anything else as it is."""
-    while isinstance(inner := getattr(model, "__dict__", {}).get("_modules", {}).get(COMPILED), nn.Module):
+    while isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        inner = model.__dict__.get("_modules", {}).get(COMPILED)
+        if not isinstance(inner, nn.Module):
+            break
         model = inner
     return model
 

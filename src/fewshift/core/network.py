@@ -37,7 +37,7 @@ class Layer:
     name: str
     kind: str
     channels: int
-    affine: bool
+    affine: bool  # whether it has a weight and a bias
     calls: int | None  # how often one forward pass executes it; None before the network has been run
 
 
@@ -120,8 +120,8 @@ class Network:
     def copy(self) -> nn.Module:
         """A working copy that may be hooked, and whose BatchNorm layers and head may be written into.
 
-        It shares all other tensors with this view and costs next to nothing; never change those. Layers without affine
-        parameters get 1 and 0, and those that share them get their own.
+        It shares all other tensors with this view and costs next to nothing; never change those. Layers without weight
+        or bias get 1 and 0, and those that share them get their own.
         """
         own = [self.model.get_submodule(name) for name in (*(layer.name for layer in self.layers), self.head) if name]
         written = {id(tensor) for module in own for tensor in _tensors(module)}
@@ -132,14 +132,12 @@ class Network:
         }
         working = copy.deepcopy(self.model, shared).requires_grad_(False)
         for layer in self.layers:
-            module = batchnorm(working, layer.name)
-            if not layer.affine:
-                start = torch.ones_like(module.running_mean), torch.zeros_like(module.running_mean)  # type: ignore[arg-type]
-            elif layer.name in self.tied:
-                start = module.weight.clone(), module.bias.clone()
-            else:
+            if self.carries_affine(layer):
                 continue
-            for key, value in zip(("weight", "bias"), start, strict=True):
+            module = batchnorm(working, layer.name)
+            for key, neutral in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
+                own = getattr(module, key, None)
+                value = neutral(cast(Tensor, module.running_mean)) if own is None else own.clone()
                 setattr(module, key, nn.Parameter(value, requires_grad=False))
         return working
 
@@ -187,7 +185,7 @@ def list_layers(model: nn.Module) -> Network:
         if reason := _reason_to_skip(module):
             skipped.append(Skipped(name, kind, reason))
         elif is_batchnorm(module):
-            affine = getattr(module, "weight", None) is not None
+            affine = all(getattr(module, key, None) is not None for key in ("weight", "bias"))
             channels = 0 if module.running_mean is None else module.running_mean.numel()
             layers.append(Layer(name, kind, channels, affine, calls=None))
     others = same_memory(model)
@@ -235,6 +233,11 @@ def structural_copy(model: nn.Module) -> nn.Module:
             raise FewshiftError(
                 f"layer '{name}' of the network is compiled, which hides what is in it: adapt the network before "
                 "torch.compile, or put the layer's _orig_mod in its place"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise FewshiftError(
+                f"layer '{name}' of the network is scripted, which hides what is in it: put the nn.Module it was made "
+                "from in its place"
             )
     try:
         return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
@@ -294,9 +297,13 @@ def logits_of(output: Any) -> Tensor:
 
 @contextmanager
 def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
-    """Within the block, collect what enters the head: one tensor per forward pass."""
+    """Within the block, collect what enters the head: one tensor per forward pass, in the type of its weights.
+
+    A forward with autocast computes in fewer bits than the weights have.
+    """
     seen: list[Tensor] = []
-    with before(model.get_submodule(head), lambda _, inputs: seen.append(inputs)):
+    layer = linear(model, head)
+    with before(layer, lambda _, inputs: seen.append(inputs.to(layer.weight.dtype))):
         yield seen
 
 

@@ -48,16 +48,8 @@ def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
         seen = watches.enter_context(executions(model, names))
         outputs = watches.enter_context(last_outputs(model))
         read = watches.enter_context(outside_reads(model, names))
-        try:
+        with running(images):
             output = model(entering)
-        except FewshiftError:
-            raise
-        except Exception as error:  # networks refuse in every way
-            lines = str(error).strip().splitlines()
-            raise FewshiftError(
-                f"the network cannot run on images of shape {tuple(images.shape)} "
-                f"({lines[0] if lines else type(error).__name__}): check size, channels and preprocessing"
-            ) from error
     logits = main_output(output)
     if logits.ndim < 2 or len(logits) != len(images):
         raise FewshiftError(
@@ -73,6 +65,21 @@ def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
         writes=_version(entering) != version or not torch.equal(entering, images),
         read=read,
     )
+
+
+@contextmanager
+def running(images: Tensor) -> Iterator[None]:
+    """Within the block a network runs on these images; whatever it raises is one sentence."""
+    try:
+        yield
+    except FewshiftError:
+        raise
+    except Exception as error:  # networks refuse in every way
+        lines = str(error).strip().splitlines()
+        raise FewshiftError(
+            f"the network cannot run on images of shape {tuple(images.shape)} "
+            f"({lines[0] if lines else type(error).__name__}): check size, channels and preprocessing"
+        ) from error
 
 
 def _is_quantised(module: nn.Module) -> bool:

@@ -31,7 +31,7 @@ def refuse_broken_tensor(name: str, tensor: Tensor, is_parameter: bool, remedy: 
         raise FewshiftError(f"weight '{name}' is {kind}, and statistics are floating point: {remedy}")
     if (statistics or is_parameter) and not _is_finite(tensor):
         raise FewshiftError(f"weight '{name}' contains NaN or infinity: {remedy}")
-    if name.endswith("running_var") and (tensor < 0).any():
+    if name.endswith("running_var") and (_comparable(tensor) < 0).any():
         raise FewshiftError(f"weight '{name}' contains a negative variance: {remedy}")
 
 
@@ -49,5 +49,8 @@ def refuse_without_values(name: str, tensor: Tensor) -> None:
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.is_quantized or not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    values = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # of eight bits, few operations are there
-    return bool(torch.isfinite(values).all())
+    return bool(torch.isfinite(_comparable(tensor)).all())
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor  # of eight bits, few operations are there
