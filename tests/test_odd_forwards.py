@@ -85,6 +85,15 @@ def twin_with_neutral(network):
 # --- scripts, and networks that refuse
 
 
+def test_layers_that_are_never_executed_are_named(support):
+    class Idle(Tiny):
+        def forward(self, images):
+            return self.fc(images.mean((2, 3)).repeat(1, 2))
+
+    with pytest.raises(FewshiftError, match="'bn1' is a BatchNorm2d: never executed"):
+        AdaBN().adapt(made(Idle), Target(support))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
 def test_a_scripted_layer_inside_a_network_is_named(support):
     class Scripted(Tiny):

@@ -27,6 +27,7 @@ from fewshift.errors import FewshiftError
 
 LIVE = 6  # activations of the largest size that a pass holds at once: a branch, its shortcut, their moments
 FUSED = "convolution and BatchNorm are fused, nothing is left to adapt"  # a reason to skip a layer
+UNUSED = "never executed"  # another
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -94,7 +95,7 @@ class Network:
             logits, head = as_two(logits), give_two_rows(private, head, images, logits)
         executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
         left = {layer.name: READ_ELSEWHERE for layer in executed if layer.name in seen.read}
-        left |= {layer.name: "never executed" for layer in executed if not layer.calls}
+        left |= {layer.name: UNUSED for layer in executed if not layer.calls}
         alone = [Skipped(layer.name, layer.kind, left[layer.name]) for layer in executed if layer.name in left]
         return replace(
             listed,
