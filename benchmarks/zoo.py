@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date
+from itertools import chain, zip_longest
 from types import FrameType
 from typing import Any
 
@@ -96,12 +97,17 @@ class Architecture:
 
 
 def architectures(like: str) -> list[Architecture]:
-    """All names that fit the pattern."""
-    everything = [
-        *(Architecture("timm", name) for name in timm.list_models()),
-        *(Architecture("torchvision", name) for name in models.list_models(module=models)),
-        *(Architecture("torchvision", name, pixels=True) for name in models.list_models(module=models.segmentation)),
+    """All names that fit the pattern: the first of each family, then the second of each, and so on.
+
+    A family is a module of timm, or a kind of torchvision's networks; a run that is stopped has seen most of them.
+    """
+    families = [
+        *([Architecture("timm", name) for name in timm.list_models(module=module)] for module in timm.list_modules()),
+        [Architecture("torchvision", name) for name in models.list_models(module=models)],
+        [Architecture("torchvision", name, pixels=True) for name in models.list_models(module=models.segmentation)],
     ]
+    turns = chain.from_iterable(zip_longest(*families))
+    everything = {each.key: each for each in turns if each is not None}.values()
     return [each for each in everything if fnmatch.fnmatch(each.name, like) or fnmatch.fnmatch(each.key, like)]
 
 

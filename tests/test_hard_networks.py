@@ -222,6 +222,45 @@ def test_sparse_images_are_refused(call, tiny, support):
     assert "sparse" in said(calls[call])
 
 
+STRANGE = {
+    "meta": (lambda tensor: tensor.to("meta"), "meta device"),
+    "nested": (lambda tensor: torch.nested.nested_tensor(list(tensor)), "nested"),
+    "sparse": (lambda tensor: tensor.to_sparse(), "sparse"),
+    "quantised": (lambda tensor: torch.quantize_per_tensor(tensor.float(), 1.0, 0, torch.qint8), "qint8"),
+    "eight bits": (lambda tensor: tensor.to(torch.float8_e4m3fn), "float8_e4m3fn"),
+    "one number": (lambda tensor: tensor.flatten()[0], "single number"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning", "ignore:.*quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("kind", STRANGE)
+def test_images_and_labels_that_are_no_plain_numbers_are_refused(kind, tiny, support):
+    change, fact = STRANGE[kind]
+    images, labels = support.images, support.labels
+    strange = change(images)
+    for call in (
+        lambda: Support(strange, labels),
+        lambda: Support(images, change(labels)),
+        lambda: fewshift.adapt(tiny, (strange, labels)),
+        lambda: fewshift.adapt(tiny, (images, change(labels))),
+        lambda: fewshift.adapt(tiny, (images, labels), unlabelled=strange, method="adabn"),
+        lambda: fewshift.evaluate(tiny, (strange, labels)),
+        lambda: fewshift.evaluate(tiny, (images, change(labels))),
+        lambda: fewshift.shift(tiny, strange),
+        lambda: fewshift.inspect(tiny, strange),
+    ):
+        assert fact in said(call)
+
+
+def test_no_image_to_look_at_is_one_sentence(tiny, support):
+    assert "no images" in said(lambda: fewshift.inspect(tiny, support.images[:0]))
+
+
+def test_one_unlabelled_image_without_its_first_dimension_is_one_sentence(tiny, support):
+    call = lambda: fewshift.adapt(tiny, support, unlabelled=support.images[0], method="adabn")  # noqa: E731
+    assert "unlabelled image has shape (8, 8) and a labelled one (3, 8, 8)" in said(call)
+
+
 def test_images_that_a_network_has_made_do_not_ask_for_gradients(tiny, support):
     made_by = nn.Parameter(support.images.clone())
     ours, expected = (

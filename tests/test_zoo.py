@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import timm
 import torch
 
 from fewshift.core import moments
@@ -63,3 +64,13 @@ def test_a_small_mistake_is_seen(zoo, what, monkeypatch):
 def test_what_has_no_batchnorm_is_left_out_and_what_takes_long_is_stopped(zoo):
     assert judged(zoo, "test_vit") == {"verdict": "left out", "reason": "no BatchNorm"}
     assert judged(zoo, "test_efficientnet", seconds=0.05)["verdict"] == "out of time"
+
+
+def test_every_name_is_asked_once_and_each_family_has_its_first_before_any_has_its_second(zoo):
+    names = [each.name for each in zoo.architectures("timm.*")]
+    assert sorted(names) == sorted(timm.list_models())
+    modules = timm.list_modules()
+    firsts = {timm.list_models(module=module)[0] for module in modules if timm.list_models(module=module)}
+    assert set(names[: len(firsts)]) == firsts
+    others = [each.name for each in zoo.architectures("torchvision.*")]
+    assert len(others) == len(set(others)) > 80

@@ -16,7 +16,7 @@ class FewshiftError(ValueError):
     """
 
     def __init__(self, sentence: str = "") -> None:
-        super().__init__(_shortened("".join(map(_printable, sentence))))
+        super().__init__(_shortened(printable(sentence)))
 
 
 class DivergedError(FewshiftError):
@@ -27,8 +27,12 @@ class NotFiniteError(FewshiftError):
     """A layer sees NaN or infinity; other statistics may do."""
 
 
-def _printable(letter: str) -> str:
-    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+def printable(text: str, kept: str = "") -> str:
+    """The text with what cannot be printed as Python writes it, except for the letters `kept`."""
+    return "".join(
+        letter if letter.isprintable() or letter in kept else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def _shortened(sentence: str) -> str:

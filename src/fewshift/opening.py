@@ -127,7 +127,7 @@ def open_target(
     labelled = (
         None if support is None else as_support(support, steps, augment, names, shots=shots, seed=seed, network=model)
     )
-    target = Target(labelled, as_unlabelled(unlabelled, steps, augment), loss or cross_entropy)
+    target = Target(labelled, as_unlabelled(unlabelled, steps, augment, labelled), loss or cross_entropy)
     if needs.needs is Needs.UNLABELLED:
         target.need_unlabelled(needs.name)
     wanted = "target images" if needs.needs is Needs.NOTHING else f"{needs.needs.value} images"

@@ -44,6 +44,21 @@ def cells(path: Path) -> list[str]:
         return [row["file"] for row in csv.DictReader(file)]
 
 
+# --- carriage returns
+
+
+def test_a_carriage_return_in_a_name_ends_no_row(here: Path) -> None:
+    names = ["a\rb.png", "c.png", "d\r\n,e.png", "\r.png"]
+    for index, name in enumerate(names):
+        save(Path(name), picture(8, 8, seed=index))
+    result = predict(".", here / "out.csv")
+    assert {Path(cell) for cell in cells(here / "out.csv")} == set(map(Path, names))
+    with (here / "out.csv").open(newline="") as file:
+        assert result.to_csv() == file.read()
+    again = predict(".", here / "out.csv", resume=True)
+    assert (len(again.rows), again.earlier) == (0, 4)
+
+
 # --- formulas
 
 

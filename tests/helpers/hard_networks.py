@@ -116,6 +116,18 @@ class Untied(Tied):
         pass
 
 
+class Attending(Untied):
+    """Weighs channels by the weights of its second BatchNorm layer, as normalisation-based attention does."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.bn1(self.conv1(images)).relu()
+        attended = self.bn2(self.conv2(hidden))
+        share = self.bn2.weight.data.abs() / self.bn2.weight.data.abs().sum()
+        hidden = hidden + attended * (attended * share[:, None, None]).sigmoid()
+        hidden = (hidden + self.bn3(self.conv3(hidden))).relu()
+        return self.fc(hidden.mean((2, 3)))
+
+
 def made(kind: type[nn.Module], seed: int = 0) -> nn.Module:
     """A network of that kind with weights that depend on the seed alone."""
     with torch.random.fork_rng():

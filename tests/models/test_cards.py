@@ -84,6 +84,15 @@ def test_a_card_does_not_choose_code_to_run(weights: Path, here: Path) -> None:
     assert not (here / "sprung").exists()
 
 
+def test_the_advice_about_a_factory_helps(weights: Path) -> None:
+    """Whoever takes "arch" out of the card, and names the network, gets it."""
+    card(weights, arch="tests.helpers.commands:small_network", classes=["ant", "bee"])
+    said = refused('take "arch" out of the card, and pass --model', NAME, weights)
+    assert "w.json" in said
+    card(weights, classes=list(SEVEN))
+    assert models.load(NAME, weights)
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -131,6 +131,19 @@ def test_a_delta_that_would_make_such_weights_is_refused(sick):
     assert Fingerprint.of(healthy) == delta.source
 
 
+def test_a_site_that_would_make_such_weights_is_refused(sick, tmp_path):
+    network, sentence = sick
+    healthy = make_tiny()
+    Delta.between(healthy, network).save(tmp_path / "forged.safetensors")
+    images = make_support().images[:2]
+    for call in (
+        lambda: Sites(healthy, tmp_path)["forged"](images),
+        lambda: Sites(healthy, tmp_path)(images, of=["forged", None]),
+    ):
+        with pytest.raises(FewshiftError, match=f"site 'forged': weight {sentence}"):
+            call()
+
+
 def test_infinity_in_a_mask_is_no_fault(support):
     network = make_tiny()
     network.register_buffer("mask", torch.tensor([0.0, -math.inf]))

@@ -14,6 +14,7 @@ from fewshift.cli.console import (
     print_json,
     print_table,
     print_written,
+    say,
     warnings_on_stderr,
 )
 from fewshift.cli.options import NetworkOptions
@@ -47,7 +48,7 @@ def adapt_to_sites(
         try:
             fleet = fewshift.adapt_sites(model, sites, out, preprocess=steps, classes=names, progress=show, **options)
         except KeyboardInterrupt:
-            typer.echo(f"stopped after {so_far[0]} of {so_far[1]} places: run it again to continue", err=True)
+            say(f"stopped after {so_far[0]} of {so_far[1]} places: run it again to continue", err=True)
             raise
     page = fleet.report(report or out / PAGE)
     if as_json:
@@ -65,6 +66,6 @@ def _print(fleet: Fleet, page: Path) -> None:
     print_table(f"{fleet.title}: {fleet.words}", list(rows[0]), [list(row.values()) for row in rows])
     left = len(fleet.rows) - fleet.fresh
     if left:
-        typer.echo(f"{left} of {len(fleet.rows)} were done already: network, options and images are the same")
-    typer.echo(f"deltas: {fleet.folder}")
+        say(f"{left} of {len(fleet.rows)} were done already: network, options and images are the same")
+    say(f"deltas: {fleet.folder}")
     print_written({"report": page})

@@ -17,6 +17,7 @@ from fewshift.cli.console import (
     print_left_out,
     print_written,
     reading_words,
+    say,
 )
 from fewshift.cli.options import (
     LABELLED,
@@ -171,45 +172,45 @@ def _print(result: Adaptation, written: Mapping[str, Path | None]) -> None:
     from fewshift.report.recommendation import Advice
 
     for caution in result.warnings:
-        typer.echo(f"{'warning' if caution.serious else 'note'}: {cautions.sentence(caution)}", err=True)
+        say(f"{'warning' if caution.serious else 'note'}: {cautions.sentence(caution)}", err=True)
     said = result.recommendation
     colour = {Advice.RECOMMENDED: "green", Advice.CAUTION: "yellow", Advice.AGAINST: "red"}[said.advice]
-    typer.echo(f"{result.method.name}: {prose.looked_at(result)}, {result.seconds:.1f} s")
+    say(f"{result.method.name}: {prose.looked_at(result)}, {result.seconds:.1f} s")
     typer.secho(said.advice.value, fg=colour, bold=True)
     for line in said.lines:
-        typer.echo(f"  {line}")
+        say(f"  {line}")
     print_written(written)
     if not result.accepted and written["delta"] is None:
-        typer.echo("no delta was written; --write-rejected --out FILE writes it all the same")
+        say("no delta was written; --write-rejected --out FILE writes it all the same")
 
 
 def _print_details(result: Adaptation) -> None:
     """For engineers."""
     from fewshift.report import choosing, prose
 
-    typer.echo(result.reason)
+    say(result.reason)
     if result.notes.get("classifier"):
-        typer.echo(f"blend v = {number(result.notes['v'])}, classifier: {result.notes['classifier']}")
+        say(f"blend v = {number(result.notes['v'])}, classifier: {result.notes['classifier']}")
     for sentence in filter(None, (choosing.chosen(result), choosing.unlabelled(result))):
-        typer.echo(sentence)
+        say(sentence)
     if result.calibration is not None and result.calibration.applied:
-        typer.echo(prose.calibration(result.calibration))
-    typer.echo(f"{sum(layer.skipped is None for layer in result.layers)} BatchNorm layers")
+        say(prose.calibration(result.calibration))
+    say(f"{sum(layer.skipped is None for layer in result.layers)} BatchNorm layers")
     for layer in (layer for layer in result.layers if layer.skipped):
-        typer.echo(f"left alone: {layer.name} ({layer.kind}): {layer.skipped}")
+        say(f"left alone: {layer.name} ({layer.kind}): {layer.skipped}")
 
 
 def _print_suspects(result: Adaptation, *, drop: bool) -> None:
     from fewshift.report import suspects
 
     if result.dropped:
-        typer.echo(suspects.dropped(result.dropped))
+        say(suspects.dropped(result.dropped))
     elif drop:
-        typer.echo("no label looks wrong: nothing was dropped")
+        say("no label looks wrong: nothing was dropped")
     for phrase in filter(None, (suspects.looks_wrong(result.suspects), suspects.gain_without(result.suspects))):
-        typer.echo(phrase)
+        say(phrase)
     if result.suspects and not drop:
-        typer.echo("--drop-suspects adapts again without " + ("it" if len(result.suspects) == 1 else "them"))
+        say("--drop-suspects adapts again without " + ("it" if len(result.suspects) == 1 else "them"))
 
 
 def _condition(text: str) -> str | float:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import counting_bar, one_thread, print_json
+from fewshift.cli.console import counting_bar, one_thread, print_json, say
 from fewshift.cli.options import RESEARCH, Json, command
 
 
@@ -48,24 +48,24 @@ def bench(
             folders = {"data_root": data_root, "weights": weights}
             summary = run_grids(names, out, **folders, workers=workers, engine=engine, address=address, tell=show)
         except KeyboardInterrupt:
-            typer.echo(f"stopped after {so_far[0]} of {so_far[1]} cells: run it again to continue", err=True)
+            say(f"stopped after {so_far[0]} of {so_far[1]} cells: run it again to continue", err=True)
             raise
     done = summary.cells - summary.missing
     if as_json:
         print_json(summary.plain())
     else:
-        typer.echo(f"{done} of {summary.cells} cells have a result, {summary.run} were run now: {summary.folder}")
+        say(f"{done} of {summary.cells} cells have a result, {summary.run} were run now: {summary.folder}")
         if not summary.missing:
-            typer.echo(f"see it: fewshift report {summary.folder}")
+            say(f"see it: fewshift report {summary.folder}")
     for sentence in sorted(set(summary.errors)):
         times = summary.errors.count(sentence)
-        typer.echo(f"failed: {sentence}" + (f" ({times} cells)" if times > 1 else ""), err=True)
+        say(f"failed: {sentence}" + (f" ({times} cells)" if times > 1 else ""), err=True)
     if summary.lost:
-        typer.echo(f"{summary.lost} cells were run, but {summary.folder} lost their results: run it again", err=True)
+        say(f"{summary.lost} cells were run, but {summary.folder} lost their results: run it again", err=True)
     elsewhere = summary.missing - len(summary.errors) - summary.lost
     if elsewhere > 0:
-        typer.echo(f"{elsewhere} cells have no result: another process claimed them", err=True)
+        say(f"{elsewhere} cells have no result: another process claimed them", err=True)
     if summary.unreadable:
-        typer.echo(f"{summary.folder} has {summary.unreadable} lines that are no records: they were skipped", err=True)
+        say(f"{summary.folder} has {summary.unreadable} lines that are no records: they were skipped", err=True)
     if summary.missing:
         raise typer.Exit(1)

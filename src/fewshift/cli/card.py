@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, print_json
+from fewshift.cli.console import check_outputs, print_json, say
 from fewshift.cli.options import CLOSER, Json, NetworkOptions, command
 from fewshift.errors import FewshiftError
 
@@ -61,9 +61,9 @@ def card(
     else:
         print_json(content)
     if "arch" not in content:
-        typer.echo(f"a card names no code to run, so pass --model {described.arch} beside it", err=True)
+        say(f"a card names no code to run, so pass --model {described.arch} beside it", err=True)
     if "classes" not in content:
-        typer.echo("class names are not known, so folders will be taken in alphabetical order: add --classes", err=True)
+        say("class names are not known, so folders will be taken in alphabetical order: add --classes", err=True)
     if not dry_run:
         fewshift.write_card(model, path, preprocess=steps, overwrite=overwrite)
-        typer.echo(f"card: {path}", err=True)
+        say(f"card: {path}", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fewshift.cli.console import MisuseError, check_outputs, print_json, print_table, print_written, reading_words
+from fewshift.cli.console import MisuseError, check_outputs, print_json, print_table, print_written, reading_words, say
 from fewshift.cli.options import CLOSER, Head, Json, NetworkOptions, Report, Seed, Shots, Support, Unlabelled, command
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def _print(comparison: Comparison) -> None:
         [list(row.values()) for row in table],
     )
     for label, reason in comparison.failures.items():
-        typer.echo(f"{label} has no numbers: {reason}")
-    typer.echo(comparison.words)
+        say(f"{label} has no numbers: {reason}")
+    say(comparison.words)
     if comparison.rule:
-        typer.echo(f"rule: {comparison.rule}")
-        typer.echo(f"selected: {comparison.selected or 'nothing'}")
+        say(f"rule: {comparison.rule}")
+        say(f"selected: {comparison.selected or 'nothing'}")
     if comparison.selected_gain:
-        typer.echo(f"what selecting by this rule is worth: {prose.gain(comparison.selected_gain)}")
+        say(f"what selecting by this rule is worth: {prose.gain(comparison.selected_gain)}")

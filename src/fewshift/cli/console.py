@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from fewshift.errors import FewshiftError
+from fewshift.errors import FewshiftError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +35,7 @@ DOING = {
     "bench": "running cells",
 }
 running: ContextVar[str] = ContextVar("fewshift_command", default="")  # the name of the command
+SPACES = "\n\t\xa0"  # which are printed as they are
 LINE_PAUSE = 30.0  # seconds between two lines of a command that takes hours
 
 
@@ -119,6 +120,11 @@ def _doing() -> str:
     return DOING.get(running.get(), "working")
 
 
+def say(text: object = "", *, err: bool = False) -> None:
+    """Lines on stdout or stderr. Names come from files that anybody made: they do not command the terminal."""
+    typer.echo(printable(str(text), SPACES), err=err)
+
+
 def _console() -> Console:
     """Where tables are printed: words are those of users, so [brackets] and :colons: mean nothing."""
     from rich.console import Console
@@ -132,13 +138,13 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
 
     console = _console()
-    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    console.print(printable(title, SPACES), style="bold", highlight=False, soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(_is_number(row[index]) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(printable(column, SPACES), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(printable(cell, SPACES) for cell in row))
     console.print(table)
 
 
@@ -149,15 +155,15 @@ def print_facts(title: str, facts: Mapping[str, str]) -> None:
 
     if not sys.stdout.isatty():
         width = max(map(len, facts))
-        typer.echo("\n".join([title, *(f"  {name:{width}}  {value}" for name, value in facts.items())]))
+        say("\n".join([title, *(f"  {name:{width}}  {value}" for name, value in facts.items())]))
         return
     console = _console()
-    console.print(title, style="bold", highlight=False)
+    console.print(printable(title, SPACES), style="bold", highlight=False)
     table = Table.grid(padding=(0, 2), pad_edge=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text(value))
+        table.add_row(printable(name, SPACES), Text(printable(value, SPACES)))
     console.print(table, highlight=False)
 
 
@@ -179,7 +185,7 @@ def print_written(files: Mapping[str, Path | None]) -> None:
     """One line for each file that was written."""
     for what, file in files.items():
         if file is not None:
-            typer.echo(f"{what}: {file} ({file.stat().st_size:,} bytes)")
+            say(f"{what}: {file} ({file.stat().st_size:,} bytes)")
 
 
 def print_left_out(*sources: Path | str | None, warned: bool = False) -> None:
@@ -194,7 +200,7 @@ def print_left_out(*sources: Path | str | None, warned: bool = False) -> None:
         files = fewshift.left_out(source)
         files = not_warned_of(files) if warned and files is not None else files
         if files is not None:
-            typer.echo(f"left out of {source}: {passed_over(files)}", err=True)
+            say(f"left out of {source}: {passed_over(files)}", err=True)
 
 
 def use_threads(count: int) -> None:
@@ -221,7 +227,7 @@ def warnings_on_stderr() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, (LeakWarning, CautionWarning)):
-                typer.echo(f"warning: {message}", err=True)
+                say(f"warning: {message}", err=True)
             else:
                 before(message, category, *where, **more)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs, one_thread, print_json, print_table, progress_bar
+from fewshift.cli.console import check_outputs, one_thread, print_json, print_table, progress_bar, say
 from fewshift.cli.options import CLOSER, Json, command
 
 
@@ -54,5 +54,5 @@ def demo(
             for row in outcome.rows
         ],
     )
-    typer.echo(f"The same network has {outcome.source_accuracy:.1f} % on held-out MNIST digits.")
-    typer.echo(f"Report: {page} ({outcome.seconds:.0f} s)")
+    say(f"The same network has {outcome.source_accuracy:.1f} % on held-out MNIST digits.")
+    say(f"Report: {page} ({outcome.seconds:.0f} s)")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import MisuseError, check_outputs, print_json, print_left_out, print_table, print_written
+from fewshift.cli.console import MisuseError, check_outputs, print_json, print_left_out, print_table, print_written, say
 from fewshift.cli.options import LABELLED, DeltaFile, Json, NetworkOptions, Stride, Window, command
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _print_images(result: Evaluation, page: Path | None, as_json: bool) -> None:
     rows.append(["all images", str(sum(result.labels)), *map(_percent, result.accuracy.values())])
     print_table("accuracy in %", ["class", "images", *result.tallies], rows)
     if isinstance(result, fewshift.ImageEvaluation) and (gain := result.gain) is not None:
-        typer.echo(
+        say(
             f"{gain.wins} became right, {gain.losses} became wrong: {gain.point:+.1f} points on average over classes, "
             f"{interval(gain)}"
         )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table
+from fewshift.cli.console import print_json, print_table, say
 from fewshift.cli.options import CLOSER, NETWORK, Json, NamedNetwork, command
 
 
@@ -46,13 +46,13 @@ def inspect(
         ],
     )
     if not inspection.layers:
-        typer.echo("nothing to adapt here: LCCS and the other BatchNorm methods need BatchNorm layers")
+        say("nothing to adapt here: LCCS and the other BatchNorm methods need BatchNorm layers")
     if inspection.skipped:
         rows = [[layer.name, layer.kind, layer.reason] for layer in inspection.skipped]
         print_table("left alone", ["layer", "kind", "why"], rows)
-    typer.echo(
+    say(
         f"parameters: {inspection.parameters:,}; in BatchNorm: {inspection.affine_parameters:,}; "
         f"LCCS with n = 1 learns {inspection.coefficients:,}"
     )
     if pixels is not None:
-        typer.echo(f"head: {inspection.head}" if inspection.head else "head: none found, so classifier=source only")
+        say(f"head: {inspection.head}" if inspection.head else "head: none found, so classifier=source only")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fewshift.cli import options
-from fewshift.cli.console import MisuseError, check_outputs, print_json, print_table, print_written, reading_words
+from fewshift.cli.console import MisuseError, check_outputs, print_json, print_table, print_written, reading_words, say
 
 
 @options.command(
@@ -58,8 +58,8 @@ def learning_curve(
         return
     table = curve.table()
     print_table(curve.title, list(table[0]), [list(row.values()) for row in table])
-    typer.echo(curve.words)
-    typer.echo(curve.luck)
+    say(curve.words)
+    say(curve.luck)
     print_written({"report": page})
 
 

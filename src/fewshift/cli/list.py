@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fewshift.cli.console import print_json, print_table
+from fewshift.cli.console import print_json, print_table, say
 from fewshift.cli.options import CLOSER, Json, command
 
 COLUMNS = {  # of the tables on a terminal; --json has everything
@@ -47,7 +47,7 @@ def list_(
     if as_json:
         print_json({what: rows})
     elif what == "models":
-        typer.echo("\n".join(row["name"] for row in rows))
+        say("\n".join(row["name"] for row in rows))
     else:
         shown = [unusual(row) for row in rows] if what == "recipes" else rows
         columns = list(COLUMNS[what]) if rows else []

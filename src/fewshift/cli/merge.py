@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import check_outputs
+from fewshift.cli.console import check_outputs, say
 from fewshift.cli.options import NamedNetwork, command
 
 
@@ -33,4 +33,4 @@ def merge(
     change = fewshift.Delta.load(delta)
     model = network.built(change.classes)
     fewshift.api.merge(model, change, out, undo=revert)
-    typer.echo(f"weights: {out} ({out.stat().st_size:,} bytes), card: {card}")
+    say(f"weights: {out} ({out.stat().st_size:,} bytes), card: {card}")

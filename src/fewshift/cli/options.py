@@ -20,7 +20,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
-from fewshift.cli.console import MisuseError, progress_bar, refuse_missing, running, use_threads, warnings_on_stderr
+from fewshift.cli import console
+from fewshift.cli.console import MisuseError, progress_bar, refuse_missing, running, say, warnings_on_stderr
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from fewshift import __version__
 
-        typer.echo(f"fewshift {__version__}")
+        say(f"fewshift {__version__}")
         raise typer.Exit
 
 
@@ -175,7 +176,7 @@ class NamedNetwork:
         weights = instead if self.weights is None else self.weights
         model = fewshift.load(self.model, weights, classes=classes, ema=not self.no_ema)
         if origin := known_card(model).origin:
-            typer.echo(f"{self.weights}: {origin}", err=True)
+            say(f"{self.weights}: {origin}", err=True)
         return model
 
 
@@ -199,7 +200,7 @@ class NetworkOptions(NamedNetwork):
         import fewshift
 
         if self.threads is not None:
-            use_threads(self.threads)
+            console.use_threads(self.threads)
         names = self.names
         if names is None and delta is not None:
             names = fewshift.Delta.load(delta).classes
@@ -254,7 +255,7 @@ class NetworkOptions(NamedNetwork):
         base = known or Preprocess(None, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
         if assumed := [name for name in ("mean", "std") if known is None and name not in chosen]:
             values = " and ".join(f"{name} 0.5,0.5,0.5" for name in assumed)
-            typer.echo(f"note: how {self.name_of(model)} wants its images is not known: took {values}", err=True)
+            say(f"note: how {self.name_of(model)} wants its images is not known: took {values}", err=True)
         return replace(base, **chosen)  # type: ignore[arg-type]
 
     @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import MisuseError, print_json, print_left_out, print_table, refuse_overwriting
+from fewshift.cli.console import MisuseError, print_json, print_left_out, print_table, refuse_overwriting, say
 from fewshift.cli.options import DeltaFile, Json, NetworkOptions, Stride, Window, command
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _interruptible(out: Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         rest = "" if out is None else f": what was predicted is in {out}, and --resume goes on"
-        typer.echo(f"interrupted{rest}", err=True)
+        say(f"interrupted{rest}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -130,7 +130,7 @@ def _print_classes(result: ImagePredictions, out: Path | None, as_json: bool) ->
             print_json(result.to_json())
         return
     earlier = f", {result.earlier:,} were there" if result.earlier else ""
-    typer.echo(f"{counted(len(result.rows), 'prediction')}{earlier}: {out}")
+    say(f"{counted(len(result.rows), 'prediction')}{earlier}: {out}")
 
 
 def _print_parts(result: PartPredictions, as_json: bool) -> None:
@@ -141,21 +141,21 @@ def _print_parts(result: PartPredictions, as_json: bool) -> None:
         return
     earlier = f", {result.earlier:,} were there" if result.earlier else ""
     files = counted(result.parts, "Parquet file")
-    typer.echo(f"{counted(result.predicted, 'prediction')}{earlier}, in {files}: {result.folder}")
+    say(f"{counted(result.predicted, 'prediction')}{earlier}, in {files}: {result.folder}")
 
 
 def _print_pixels(result: PixelPredictions, as_json: bool) -> None:
     from fewshift.report.prose import counted
 
     if result.crop is not None:
-        typer.echo(f"the crop to {result.crop} pixels is left out: every pixel of an image gets a label", err=True)
+        say(f"the crop to {result.crop} pixels is left out: every pixel of an image gets a label", err=True)
     if as_json:
         print_json(result.to_json())
         return
     total = sum(result.pixels.values())
     rows = [[name, f"{count:,}", f"{100 * count / total:.1f}"] for name, count in result.pixels.items() if count]
     print_table(f"{counted(len(result.images), 'image')} labelled", ["class", "pixels", "%"], rows)
-    typer.echo(f"label maps: {result.folder / 'labels'}, to look at: {result.folder / 'overlays'}")
+    say(f"label maps: {result.folder / 'labels'}, to look at: {result.folder / 'overlays'}")
 
 
 def _print_unreadable(result: ImagePredictions | PixelPredictions | PartPredictions) -> None:
@@ -166,12 +166,12 @@ def _print_unreadable(result: ImagePredictions | PixelPredictions | PartPredicti
     if not result.broken:
         return
     count = result.unreadable if isinstance(result, fewshift.PartPredictions) else len(result.broken)
-    typer.echo(f"{counted(count, 'image')} of {result.asked:,} left out:", err=True)
+    say(f"{counted(count, 'image')} of {result.asked:,} left out:", err=True)
     for image in result.broken:
-        typer.echo(f"  {image.error}", err=True)
+        say(f"  {image.error}", err=True)
     if count > len(result.broken):
-        typer.echo(f"  and {count - len(result.broken):,} more", err=True)
+        say(f"  and {count - len(result.broken):,} more", err=True)
     if isinstance(result, fewshift.PartPredictions):
-        typer.echo(f"  all of them: {result.folder / '_broken'}", err=True)
-    typer.echo(f"exit code {SOME_UNREADABLE}: the others are done; --resume adds these once they are mended", err=True)
+        say(f"  all of them: {result.folder / '_broken'}", err=True)
+    say(f"exit code {SOME_UNREADABLE}: the others are done; --resume adds these once they are mended", err=True)
     raise typer.Exit(SOME_UNREADABLE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewshift.cli.console import print_json, print_table
+from fewshift.cli.console import print_json, print_table, say
 from fewshift.cli.options import RESEARCH, Json, command
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def report(
     written = None if docs is None else write_docs(runs, docs)
     for run, made in reports.items():
         if made.run.unreadable:
-            typer.echo(f"{run} has {made.run.unreadable} lines that are no records: they were skipped", err=True)
+            say(f"{run} has {made.run.unreadable} lines that are no records: they were skipped", err=True)
         if not as_json:
             _print_run(run, made)
     files = {} if written is None else {"pages": written.pages, "figures": written.figures}
@@ -50,7 +50,7 @@ def report(
         print_json((plain[0] if len(plain) == 1 else {"runs": plain}) | paths_by_kind)
     for paths in () if as_json else files.values():
         for path in paths:
-            typer.echo(f"wrote {path}")
+            say(f"wrote {path}")
 
 
 def _print_run(run: Path, made: RunReport) -> None:
@@ -62,9 +62,9 @@ def _print_run(run: Path, made: RunReport) -> None:
             title = f"{grid.title}: distance within a class, in spreads"
             print_table(title, ["comparison", "before", "after"], rows)
         for texts in grid_texts(grid).values():
-            typer.echo(texts["md"])
+            say(texts["md"])
         if grid.done < grid.cells:
-            typer.echo(f"{grid.name}: {grid.done} done, {grid.failed} failed, {grid.missing} missing", err=True)
+            say(f"{grid.name}: {grid.done} done, {grid.failed} failed, {grid.missing} missing", err=True)
     if made.run.trials:
-        typer.echo(made.texts()["judged"]["md"])
-    typer.echo(f"tables: {run / 'tables'}, page: {made.page}")
+        say(made.texts()["judged"]["md"])
+    say(f"tables: {run / 'tables'}, page: {made.page}")

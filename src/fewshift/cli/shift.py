@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_left_out, print_table, progress_bar
+from fewshift.cli.console import print_json, print_left_out, print_table, progress_bar, say
 from fewshift.cli.options import Head, Json, NetworkOptions, command
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def shift(
 def _print(shift: Shift, everything: bool) -> None:
     from fewshift.report import prose
 
-    typer.echo(prose.shift(shift))
-    typer.echo(prose.shift_meaning(shift))
+    say(prose.shift(shift))
+    say(prose.shift_meaning(shift))
     shown = shift.ranked if everything else shift.ranked[:TOP]
     print_table(
         "layers, the strongest shift first" if everything else f"the {len(shown)} layers with the strongest shift",

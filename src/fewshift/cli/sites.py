@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewshift.cli.console import print_json, print_table
+from fewshift.cli.console import print_json, print_table, say
 from fewshift.cli.options import Json, NamedNetwork, command
 
 
@@ -36,4 +36,4 @@ def sites(
     rows = listed.table()
     print_table(listed.title, list(rows[0]), [list(row.values()) for row in rows])
     for name, problem in listed.problems.items():
-        typer.echo(f"{name}: {problem}")
+        say(f"{name}: {problem}")

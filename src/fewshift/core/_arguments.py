@@ -26,15 +26,25 @@ def checked_model(model: Any) -> nn.Module:
 
 def uncompiled(model: Any) -> Any:
     """The network that torch.compile wraps, whose layers have their own names; anything else as it is."""
-    while isinstance(inner := getattr(model, "__dict__", {}).get("_modules", {}).get(COMPILED), nn.Module):
+    while isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        inner = model.__dict__.get("_modules", {}).get(COMPILED)
+        if not isinstance(inner, nn.Module):
+            break
         model = inner
     return model
 
 
 def checked_images(images: Tensor, what: str = "images") -> Tensor:
-    """The images themselves, if every pixel is stored."""
-    if images.layout != torch.strided or images.is_nested:
+    """The images themselves, or labels, if every value is stored as a plain number."""
+    if images.is_nested or images.layout != torch.strided:
         raise FewshiftError(f"{what} are a sparse or nested tensor: call .to_dense() or stack them first")
+    if images.is_meta:
+        raise FewshiftError(f"{what} are on the meta device and have no values: give a tensor that has")
+    if images.is_quantized or (images.is_floating_point() and images.dtype.itemsize == 1):
+        kind = str(images.dtype).removeprefix("torch.")
+        raise FewshiftError(f"{what} are {kind}: preprocess them to floating point first")
+    if not images.ndim:
+        raise FewshiftError(f"{what} are a single number: give a tensor with an entry for each image")
     return images
 
 

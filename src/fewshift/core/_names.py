@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
 
@@ -17,6 +20,15 @@ def as_cell(name: str | Path) -> str:
 def from_cell(text: str) -> str:
     """The path that `as_cell` wrote."""
     return text.removeprefix("./") if text.startswith(tuple(f"./{sign}" for sign in FORMULA)) else text
+
+
+def write_rows(file: TextIO, rows: Iterable[Sequence[str | float]]) -> None:
+    r"""Write rows of CSV. A name with \r is quoted: the module csv does not, and its reader ends the row there."""
+    plain, quoted = (
+        csv.writer(file, lineterminator="\n", quoting=quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC)
+    )
+    for row in rows:
+        (quoted if any("\r" in cell for cell in row if isinstance(cell, str)) else plain).writerow(row)
 
 
 def is_unicode(name: str | Path) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from fewshift.core.loop import NO_GRADIENTS
-from fewshift.core.network import FUSED, Network, batchnorm
+from fewshift.core.network import FUSED, UNUSED, Network, batchnorm
+from fewshift.core.outside import READ_ELSEWHERE
 from fewshift.core.sharing import same_memory
 from fewshift.errors import FewshiftError
+
+REASONS = (FUSED, READ_ELSEWHERE, UNUSED)  # why a network with BatchNorm layers has none to adapt
 
 
 def refuse_unadaptable(network: Network) -> None:
     """Raise an error if the network has no BatchNorm statistics to adapt."""
     refuse_without_statistics(network)
     if not network.layers:
-        fused = next((layer for layer in network.skipped if layer.reason == FUSED), None)
-        where = f"'{fused.name}' is a {fused.kind}: {fused.reason}" if fused else "it has no BatchNorm layer"
+        known = next((layer for layer in network.skipped if layer.reason in REASONS), None)
+        where = f"'{known.name}' is a {known.kind}: {known.reason}" if known else "it has no BatchNorm layer"
         raise FewshiftError(
             f"nothing to adapt in this network, {where}: use a network with BatchNorm (if it was fused for "
             "deployment, start from the weights before fusing), or a method that does without, such as finetune-head"

@@ -22,7 +22,7 @@ from fewshift.core._display import Displayed, byte_size, few
 from fewshift.core._files import whole
 from fewshift.core.contents import bits_of, bytes_of, content_of, shape_of
 from fewshift.core.delta_format import AGAIN, FORMATS, KEY, foreign, read_delta
-from fewshift.core.soundness import refuse_broken_weights
+from fewshift.core.soundness import refuse_broken_tensor, refuse_broken_weights
 from fewshift.errors import FewshiftError
 
 UNKNOWN = "not in this file, which an older fewshift wrote"
@@ -106,6 +106,7 @@ class Delta(Displayed):
         for name, tensor in changes.items():
             if tensor.is_floating_point() and tensor.isnan().any() and not state[name].isnan().any():
                 raise FewshiftError(f"the delta makes {name} not a number in places: {AGAIN}")
+            refuse_broken_tensor(name, tensor, isinstance(state[name], nn.Parameter), AGAIN)
         return changes
 
     def refuse_other_classes(self, classes: Sequence[str] | None) -> None:

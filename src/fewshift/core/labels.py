@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fewshift.core._arguments import checked_images
 from fewshift.core.losses import IGNORE, at_labels
 from fewshift.core.metrics import accuracy, mean_iou, tally
 from fewshift.errors import FewshiftError
@@ -296,7 +297,7 @@ def at_places(tensors: Stack, indices: Tensor) -> Stack:
 def stacked(tensors: Any, what: str = "images") -> Stack:
     """One tensor if the shapes allow it."""
     if isinstance(tensors, Tensor):
-        return tensors
+        return checked_images(tensors, what)
     if not isinstance(tensors, Sequence) or not all(isinstance(each, Tensor) for each in tensors):
         raise FewshiftError(f"{what} are no tensors ({type(tensors).__name__}): give one tensor, or a list of them")
     return torch.stack(tuple(tensors)) if len({tensor.shape for tensor in tensors}) == 1 else tuple(tensors)

@@ -19,6 +19,7 @@ from fewshift.core._arguments import checked_images, checked_model, uncompiled
 from fewshift.core.hooks import before, keep_input, keeps_input, without_clone
 from fewshift.core.normalisation import Whitening
 from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
+from fewshift.core.outside import READ_ELSEWHERE
 from fewshift.core.probing import find_head, named_head, probed
 from fewshift.core.sharing import same_memory
 from fewshift.core.soundness import refuse_broken_weights
@@ -26,6 +27,7 @@ from fewshift.errors import FewshiftError
 
 LIVE = 6  # activations of the largest size that a pass holds at once: a branch, its shortcut, their moments
 FUSED = "convolution and BatchNorm are fused, nothing is left to adapt"  # a reason to skip a layer
+UNUSED = "never executed"  # another
 FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -36,7 +38,7 @@ class Layer:
     name: str
     kind: str
     channels: int
-    affine: bool
+    affine: bool  # whether it has a weight and a bias
     calls: int | None  # how often one forward pass executes it; None before the network has been run
 
 
@@ -81,6 +83,8 @@ class Network:
         refuse_broken_weights(private)
         listed = list_layers(private)
         images = like(private, checked_images(images)[:2])
+        if not images.numel():
+            raise FewshiftError("there are no images: give at least one")
         seen = probed(private, [layer.name for layer in listed.layers], images)
         if seen.writes and not keeps_input(private):
             keep_input(private)
@@ -90,13 +94,17 @@ class Network:
             refuse_probability(seen.outputs, logits)
             logits, head = as_two(logits), give_two_rows(private, head, images, logits)
         executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
-        unused = [Skipped(layer.name, layer.kind, "never executed") for layer in executed if not layer.calls]
+        left = {layer.name: READ_ELSEWHERE for layer in executed if layer.name in seen.read}
+        left |= {layer.name: UNUSED for layer in executed if not layer.calls}
+        alone = [Skipped(layer.name, layer.kind, left[layer.name]) for layer in executed if layer.name in left]
         return replace(
             listed,
             layers=tuple(
-                sorted((layer for layer in executed if layer.calls), key=lambda layer: calls.index(layer.name))
+                sorted(
+                    (layer for layer in executed if layer.name not in left), key=lambda layer: calls.index(layer.name)
+                )
             ),
-            skipped=listed.skipped + tuple(unused),
+            skipped=listed.skipped + tuple(alone),
             head=head,
             classes=logits.shape[1],
             output=tuple(logits.shape[1:]),
@@ -113,8 +121,8 @@ class Network:
     def copy(self) -> nn.Module:
         """A working copy that may be hooked, and whose BatchNorm layers and head may be written into.
 
-        It shares all other tensors with this view and costs next to nothing; never change those. Layers without affine
-        parameters get 1 and 0, and those that share them get their own.
+        It shares all other tensors with this view and costs next to nothing; never change those. Layers without weight
+        or bias get 1 and 0, and those that share them get their own.
         """
         own = [self.model.get_submodule(name) for name in (*(layer.name for layer in self.layers), self.head) if name]
         written = {id(tensor) for module in own for tensor in _tensors(module)}
@@ -125,14 +133,12 @@ class Network:
         }
         working = copy.deepcopy(self.model, shared).requires_grad_(False)
         for layer in self.layers:
-            module = batchnorm(working, layer.name)
-            if not layer.affine:
-                start = torch.ones_like(module.running_mean), torch.zeros_like(module.running_mean)  # type: ignore[arg-type]
-            elif layer.name in self.tied:
-                start = module.weight.clone(), module.bias.clone()
-            else:
+            if self.carries_affine(layer):
                 continue
-            for key, value in zip(("weight", "bias"), start, strict=True):
+            module = batchnorm(working, layer.name)
+            for key, neutral in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
+                own = getattr(module, key, None)
+                value = neutral(cast(Tensor, module.running_mean)) if own is None else own.clone()
                 setattr(module, key, nn.Parameter(value, requires_grad=False))
         return working
 
@@ -180,7 +186,7 @@ def list_layers(model: nn.Module) -> Network:
         if reason := _reason_to_skip(module):
             skipped.append(Skipped(name, kind, reason))
         elif is_batchnorm(module):
-            affine = getattr(module, "weight", None) is not None
+            affine = all(getattr(module, key, None) is not None for key in ("weight", "bias"))
             channels = 0 if module.running_mean is None else module.running_mean.numel()
             layers.append(Layer(name, kind, channels, affine, calls=None))
     others = same_memory(model)
@@ -228,6 +234,11 @@ def structural_copy(model: nn.Module) -> nn.Module:
             raise FewshiftError(
                 f"layer '{name}' of the network is compiled, which hides what is in it: adapt the network before "
                 "torch.compile, or put the layer's _orig_mod in its place"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise FewshiftError(
+                f"layer '{name}' of the network is scripted, which hides what is in it: put the nn.Module it was made "
+                "from in its place"
             )
     try:
         return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
@@ -287,9 +298,13 @@ def logits_of(output: Any) -> Tensor:
 
 @contextmanager
 def head_inputs(model: nn.Module, head: str) -> Iterator[list[Tensor]]:
-    """Within the block, collect what enters the head: one tensor per forward pass."""
+    """Within the block, collect what enters the head: one tensor per forward pass, in the type of its weights.
+
+    A forward with autocast computes in fewer bits than the weights have.
+    """
     seen: list[Tensor] = []
-    with before(model.get_submodule(head), lambda _, inputs: seen.append(inputs)):
+    layer = linear(model, head)
+    with before(layer, lambda _, inputs: seen.append(inputs.to(layer.weight.dtype))):
         yield seen
 
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 
+NO_ANSWER = "the network's output is NaN or infinite"
+REMEDY = "check its weights and the preprocessing"
 MAIN = ("logits", "out", "output", "main", "pred", "seg", "sem_seg")  # names of the main output
 
 
@@ -44,6 +46,20 @@ def main_output(output: Any) -> Tensor:
             "wrap it in a module that returns one tensor"
         )
     return tensors[main or next(iter(tensors))]
+
+
+def unanswered(logits: Tensor) -> Tensor:
+    """(N,): whether the logits of an image are no answer. They are NaN or infinite; -inf rules out a class."""
+    rows = logits.flatten(1)
+    return ~((rows < torch.inf).all(1) & (rows > -torch.inf).any(1))
+
+
+def refuse_unanswered(logits: Tensor) -> Tensor:
+    """The logits, or an error if some are no answer."""
+    if count := int(unanswered(logits).sum()):
+        images = "image" if count == 1 else "images"
+        raise FewshiftError(f"{NO_ANSWER} for {count} {images}: {REMEDY}")
+    return logits
 
 
 def is_single(logits: Tensor) -> bool:

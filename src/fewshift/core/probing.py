@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from fewshift.core.hooks import before
 from fewshift.core.outputs import main_output
+from fewshift.core.outside import outside_reads
 from fewshift.errors import FewshiftError
 
 LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
@@ -30,6 +31,7 @@ class Probed:
     widest: int  # values that enter the widest of them
     learns: bool  # whether gradients reach one of them; True if none was asked for
     writes: bool  # whether the pass wrote into its images
+    read: set[str]  # the layers whose weights the network reads by itself
 
 
 def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
@@ -40,17 +42,14 @@ def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
     """
     entering = images.detach().clone()
     version = _version(entering)
-    with detached(model), torch.enable_grad(), executions(model, names) as seen, last_outputs(model) as outputs:
-        try:
+    with ExitStack() as watches:
+        watches.enter_context(detached(model))
+        watches.enter_context(torch.enable_grad())
+        seen = watches.enter_context(executions(model, names))
+        outputs = watches.enter_context(last_outputs(model))
+        read = watches.enter_context(outside_reads(model, names))
+        with running(images):
             output = model(entering)
-        except FewshiftError:
-            raise
-        except Exception as error:  # networks refuse in every way
-            lines = str(error).strip().splitlines()
-            raise FewshiftError(
-                f"the network cannot run on images of shape {tuple(images.shape)} "
-                f"({lines[0] if lines else type(error).__name__}): check size, channels and preprocessing"
-            ) from error
     logits = main_output(output)
     if logits.ndim < 2 or len(logits) != len(images):
         raise FewshiftError(
@@ -64,7 +63,23 @@ def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
         max([logits.numel(), *(call.width for call in seen)]),
         learns=not any(map(_is_quantised, model.modules())) and (not seen or any(call.gradients for call in seen)),
         writes=_version(entering) != version or not torch.equal(entering, images),
+        read=read,
     )
+
+
+@contextmanager
+def running(images: Tensor) -> Iterator[None]:
+    """Within the block a network runs on these images; whatever it raises is one sentence."""
+    try:
+        yield
+    except FewshiftError:
+        raise
+    except Exception as error:  # networks refuse in every way
+        lines = str(error).strip().splitlines()
+        raise FewshiftError(
+            f"the network cannot run on images of shape {tuple(images.shape)} "
+            f"({lines[0] if lines else type(error).__name__}): check size, channels and preprocessing"
+        ) from error
 
 
 def _is_quantised(module: nn.Module) -> bool:

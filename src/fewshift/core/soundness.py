@@ -20,14 +20,19 @@ def refuse_broken_weights(model: nn.Module) -> None:
     """
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         refuse_without_values(name, tensor)
-        statistics = name.endswith(STATISTICS)
-        if statistics and not tensor.is_floating_point():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise FewshiftError(f"weight '{name}' is {kind}, and statistics are floating point: load sound weights")
-        if (statistics or isinstance(tensor, nn.Parameter)) and not _is_finite(tensor.detach()):
-            raise FewshiftError(f"weight '{name}' contains NaN or infinity: load sound weights")
-        if name.endswith("running_var") and (tensor.detach() < 0).any():
-            raise FewshiftError(f"weight '{name}' contains a negative variance: load sound weights")
+        refuse_broken_tensor(name, tensor.detach(), isinstance(tensor, nn.Parameter), "load sound weights")
+
+
+def refuse_broken_tensor(name: str, tensor: Tensor, is_parameter: bool, remedy: str) -> None:
+    """Raise an error that names a tensor with NaN or infinity, or with a negative variance."""
+    statistics = name.endswith(STATISTICS)
+    if statistics and not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise FewshiftError(f"weight '{name}' is {kind}, and statistics are floating point: {remedy}")
+    if (statistics or is_parameter) and not _is_finite(tensor):
+        raise FewshiftError(f"weight '{name}' contains NaN or infinity: {remedy}")
+    if name.endswith("running_var") and (_comparable(tensor) < 0).any():
+        raise FewshiftError(f"weight '{name}' contains a negative variance: {remedy}")
 
 
 def refuse_without_values(name: str, tensor: Tensor) -> None:
@@ -44,5 +49,8 @@ def refuse_without_values(name: str, tensor: Tensor) -> None:
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.is_quantized or not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    values = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # of eight bits, few operations are there
-    return bool(torch.isfinite(values).all())
+    return bool(torch.isfinite(_comparable(tensor)).all())
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor  # of eight bits, few operations are there

@@ -238,7 +238,8 @@ class Unlabelled:
     """
 
     def __init__(self, images: Any, augment: Augment | None = None, left_out: LeftOut | None = None) -> None:
-        self._images, self.augment, self.left_out = images, augment, left_out
+        self._images = checked_images(images, "unlabelled images") if isinstance(images, Tensor) else images
+        self.augment, self.left_out = augment, left_out
         if not len(images):
             raise FewshiftError("there are no unlabelled images: give at least one")
 
@@ -248,7 +249,7 @@ class Unlabelled:
     def batch(self, indices: Tensor, *, augmented: bool = False) -> Tensor:
         """The images at `indices`, as one tensor."""
         if isinstance(self._images, Tensor):
-            images = checked_images(self._images, "unlabelled images")[indices]
+            images = self._images[indices]
         else:
             items = [self._images[index] for index in indices.tolist()]
             rows = [

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -19,7 +20,8 @@ from torch import nn
 
 from fewshift.core._display import MOST_NAMES, Displayed
 from fewshift.core._files import refuse_long_name, whole, writing
-from fewshift.core._names import as_cell, as_text, from_cell, is_unicode
+from fewshift.core._names import as_cell, as_text, from_cell, is_unicode, write_rows
+from fewshift.core.outputs import NO_ANSWER, REMEDY
 from fewshift.deploy.decoding import ReadBatch, Unreadable, batches_of, decoded
 from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
@@ -150,9 +152,7 @@ class ImagePredictions(Displayed):
     def to_csv(self) -> str:
         """The same as a table with a header."""
         table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(self.columns.header)
-        writer.writerows(map(self.columns.csv_cells, self.rows))
+        write_rows(table, [self.columns.header, *map(self.columns.csv_cells, self.rows)])
         return table.getvalue()
 
 
@@ -199,19 +199,24 @@ class ClassRun:
     def batches(self, batches: Sequence[Sequence[Path]]) -> Iterator[tuple[list[ImagePrediction], list[Unreadable]]]:
         """The rows of one batch after the other, and the images of it that cannot be read."""
         for batch in decoded(batches, self.preprocess, self.workers, strict=self.strict):
-            yield self.answers(batch), batch.broken
-            if self.strict and batch.broken:
-                raise FewshiftError(batch.broken[0].error)
+            rows, broken = self.answers(batch)
+            yield rows, broken
+            if self.strict and broken:
+                raise FewshiftError(broken[0].error)
 
-    def answers(self, batch: ReadBatch) -> list[ImagePrediction]:
-        """The rows of the images of a batch that can be read."""
+    def answers(self, batch: ReadBatch) -> tuple[list[ImagePrediction], list[Unreadable]]:
+        """The rows of the images of a batch, and those that cannot be read, or whose answer is not finite."""
         if not batch.files:
-            return []
+            return [], batch.broken
         scores = [
             torch.stack(list(class_probabilities(network, batch.pictures, self.batch_size))).cpu().numpy()
             for network in self.networks
         ]
-        return self.columns.rows(batch.files, scores[-1], scores[0] if self.columns.source else None)
+        good = np.isfinite(np.concatenate(scores, 1)).all(1)
+        files = list(compress(batch.files, good))
+        silent = [Unreadable(file, f"{file}: {NO_ANSWER}: {REMEDY}") for file in compress(batch.files, ~good)]
+        rows = self.columns.rows(files, scores[-1][good], scores[0][good] if self.columns.source else None)
+        return rows, [*batch.broken, *silent]
 
     @contextmanager
     def _table(
@@ -237,10 +242,9 @@ class ClassRun:
 
 def _writing(file: TextIO, header: Sequence[str]) -> Callable[[list[list[str | float]]], None]:
     """A function that appends rows to an open table and hands them to the system at once."""
-    writer = csv.writer(file, lineterminator="\n")
 
     def write(rows: list[list[str | float]]) -> None:
-        writer.writerows(rows)
+        write_rows(file, rows)
         file.flush()
 
     write([list(header)] if header else [])

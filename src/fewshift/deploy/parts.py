@@ -18,7 +18,7 @@ from typing import Any
 
 from fewshift.core._display import Displayed
 from fewshift.core._files import whole, writing
-from fewshift.core._names import as_cell, as_text, from_cell
+from fewshift.core._names import as_cell, as_text, from_cell, write_rows
 from fewshift.deploy.class_table import ClassRun, Columns, ImagePrediction
 from fewshift.deploy.decoding import Unreadable, batches_of
 from fewshift.deploy.fingerprints import fingerprint
@@ -125,8 +125,7 @@ class Part:
             if broken:
                 self.broken.parent.mkdir(exist_ok=True)
                 with whole(self.broken) as draft, draft.open("w", encoding="utf-8", newline="") as file:
-                    writer = csv.writer(file, lineterminator="\n")
-                    writer.writerows([["file", "error"], *map(_broken_cells, broken)])
+                    write_rows(file, [["file", "error"], *map(_broken_cells, broken)])
             _write_parquet(self.path, columns, rows, self.origin)
 
 

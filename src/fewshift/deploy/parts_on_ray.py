@@ -153,8 +153,7 @@ class _Predicting:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         read: ReadBatch = batch["decoded"][0]
-        answer = self.run.answers(read), read.broken
-        return {"part": batch["part"], "place": batch["place"], "answer": _boxed(answer)}
+        return {"part": batch["part"], "place": batch["place"], "answer": _boxed(self.run.answers(read))}
 
 
 def _retrying_task() -> dict[str, int]:

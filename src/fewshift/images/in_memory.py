@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fewshift.core._arguments import checked_images
 from fewshift.core.labels import extent
 from fewshift.core.losses import IGNORE
 from fewshift.core.randomness import private_randomness
@@ -28,7 +29,8 @@ def is_tensors(source: Any) -> bool:
 
 def from_tensors(source: Any, classes: Classes) -> Support:
     """A support set from (images, labels)."""
-    images, labels = torch.as_tensor(source[0]), _labels(source[1])
+    images = checked_images(torch.as_tensor(source[0]))
+    labels = checked_images(_labels(source[1]), "labels")
     for index, (image, label) in enumerate(zip(images, labels, strict=False)):
         if label.ndim > 1:
             _check_map(image, label, f"image {index}")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fewshift.core._arguments import checked_images
 from fewshift.core.labels import IMAGES, Augment, Stack
 from fewshift.core.left_out import LeftOut
 from fewshift.core.support import Support, Unlabelled, draw_support
@@ -182,10 +183,12 @@ def output_names(classes: Sequence[str] | None, outputs: int) -> tuple[str, ...]
 # --- images without labels
 
 
-def as_unlabelled(images: Any, preprocess: Steps, augment: Augment | None) -> Unlabelled | None:
+def as_unlabelled(
+    images: Any, preprocess: Steps, augment: Augment | None, labelled: Support | None = None
+) -> Unlabelled | None:
     """Unlabelled images from a tensor, a dataset, batches, a folder with images anywhere below it, or a list of files.
 
-    Labels that they come with are ignored.
+    Labels that they come with are ignored. A tensor has to have as many dimensions as `labelled` images.
     """
     if images is None or isinstance(images, Unlabelled):
         return images
@@ -197,7 +200,13 @@ def as_unlabelled(images: Any, preprocess: Steps, augment: Augment | None) -> Un
     if isinstance(images, Scenes):
         return Unlabelled(_prepared(images, steps), augment)
     if isinstance(images, (Tensor, np.ndarray)):
-        return Unlabelled(torch.as_tensor(images), augment)
+        images = checked_images(torch.as_tensor(images), "unlabelled images")
+        if labelled is not None and images.ndim != labelled.images[0].ndim + 1:
+            raise FewshiftError(
+                f"an unlabelled image has shape {tuple(images.shape[1:])} and a labelled one "
+                f"{tuple(labelled.images[0].shape)}: give a tensor of (images, channels, height, width)"
+            )
+        return Unlabelled(images, augment)
     if callable(getattr(images, "__len__", None)) and callable(getattr(images, "__getitem__", None)):
         return Unlabelled(Prepared(images, steps), augment)
     if callable(getattr(images, "__iter__", None)):

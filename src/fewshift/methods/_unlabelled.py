@@ -59,7 +59,8 @@ def predictions(
     features, logits = [], []
     for indices in batches:
         with head_inputs(model, head) as seen:
-            logits.append(logits_of(model(like(model, unlabelled.batch(indices, augmented=augmented)))))
+            answers = logits_of(model(like(model, unlabelled.batch(indices, augmented=augmented))))
+        logits.append(answers.to(seen[-1].dtype))
         if not torch.isfinite(logits[-1]).all():
             raise FewshiftError("the network's logits became NaN or infinite on the target: lower lr")
         features.append(seen[-1].flatten(1))

@@ -152,7 +152,7 @@ def _card(data: Mapping[str, Any], path: Path) -> Card:
     if arch is not None and not in_library(str(arch)):
         raise FewshiftError(
             f"the card {path} has arch {arch!r}, which is of none of {', '.join(LIBRARY_NAMES)}: "
-            "mend it, or pass --model if that is a factory you trust"
+            'take "arch" out of the card, and pass --model if that is a factory you trust'
         )
     if classes is not None and not _are_names(classes):
         raise FewshiftError(f"the card {path} has classes that are not a list of different names: mend it")

@@ -192,18 +192,25 @@ def _kind(file: BinaryIO) -> str:
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     beginning = file.read(9)
-    if zipfile.is_zipfile(file):
-        try:
-            with zipfile.ZipFile(file) as archive:
-                inside = {name.partition("/")[2] or name for name in archive.namelist()}
-        except Exception:  # of several types, for an archive that is broken: torch will say so
-            return ""
+    try:
+        inside = _names_inside(file)
+    except Exception:  # of several types, for an archive that is broken: torch will say so
+        return ""
+    if inside is not None:
         if "constants.pkl" in inside and any(name.startswith("code/") for name in inside):
             return "TorchScript"
         return "torch.export" if inside & {"archive_format", "serialized_exported_program.json"} else ""
     if beginning[8:] == b"{" and 8 + int.from_bytes(beginning[:8], "little") <= size:
         return "safetensors"
     return "ONNX" if _is_onnx(file, size) else ""
+
+
+def _names_inside(file: BinaryIO) -> set[str] | None:
+    """The names in an archive; None for a file that is none."""
+    if not zipfile.is_zipfile(file):
+        return None
+    with zipfile.ZipFile(file) as archive:
+        return {name.partition("/")[2] or name for name in archive.namelist()}
 
 
 def _is_onnx(file: BinaryIO, size: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fewshift.core._files import whole
-from fewshift.core._names import as_cell
+from fewshift.core._names import as_cell, write_rows
 from fewshift.errors import FewshiftError
 from fewshift.images.class_names import class_numbers
 from fewshift.images.folders import image_files, is_hidden
@@ -87,9 +86,7 @@ def _folder_rows(root: Path) -> list[tuple[Path, str]]:
 def write_table(labels: Mapping[Path, str], path: Path) -> Path:
     """A line with path and label for each image; paths are relative to the table."""
     text = io.StringIO(newline="")
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["path", "label"])
-    rows.writerows([as_cell(_relative(file, path)), label] for file, label in labels.items())
+    write_rows(text, [["path", "label"], *([as_cell(_relative(file, path)), label] for file, label in labels.items())])
     return _written(path, text.getvalue())
 
 

@@ -18,6 +18,8 @@ from fewshift.core._progress import Stage, plan, track
 from fewshift.core.labels import PIXELS
 from fewshift.core.metrics import accuracy, mean_iou, per_class_accuracy, per_class_iou, tally
 from fewshift.core.network import copied_like, logits_of
+from fewshift.core.outputs import refuse_unanswered
+from fewshift.core.probing import running
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import Labelled
 from fewshift.images.label_files import Palette
@@ -200,7 +202,7 @@ def _image_evaluation(networks: Mapping[str, nn.Module], labelled: Labelled, bat
     tallies, images = {}, {}
     for name, network in networks.items():
         pictures = (labelled[index][0] for index in track(range(len(labelled)), "images"))
-        predicted = torch.stack(list(class_probabilities(network, pictures, batch_size)))
+        predicted = refuse_unanswered(torch.stack(list(class_probabilities(network, pictures, batch_size))))
         classes = labelled.classes or tuple(map(str, range(predicted.shape[1])))
         if predicted.shape[1] != len(classes):
             raise FewshiftError(
@@ -217,7 +219,7 @@ def class_probabilities(network: nn.Module, images: Iterable[Tensor], batch_size
     """(classes,): the probabilities of one preprocessed image after another; `images` are read a batch at a time."""
     network = evaluating(network)
     for group in _groups(iter(images), batch_size):
-        with torch.no_grad():
+        with torch.no_grad(), running(group):
             logits = logits_of(network(copied_like(network, group)))
         several = logits[0].numel() != logits.shape[1]
         if several or (logits.ndim == 4 and len(output_shape(network, group[0])) == 3):

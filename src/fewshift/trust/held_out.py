@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fewshift.core.labels import IMAGES, PIXELS, Labels
 from fewshift.core.losses import log_losses
 from fewshift.core.network import like, logits_of
+from fewshift.core.outputs import refuse_unanswered
 from fewshift.core.support import MINIBATCH, Support
 from fewshift.errors import FewshiftError
 from fewshift.trust.gain import Gain, gain_from
@@ -130,9 +131,8 @@ def predictions(model: nn.Module, images: Support) -> Tensor:
 def shares_right(model: nn.Module, images: Support) -> Tensor:
     """(n,): the share of each image that is right."""
     chunks = images.chunks(images.kind.minibatch)
-    return torch.cat(
-        [images.kind.right(logits_of(model(like(model, part))).cpu(), labels.cpu()) for part, labels in chunks]
-    )
+    answered = ((refuse_unanswered(logits_of(model(like(model, part)))), labels) for part, labels in chunks)
+    return torch.cat([images.kind.right(logits.cpu(), labels.cpu()) for logits, labels in answered])
 
 
 def asked(
@@ -147,7 +147,8 @@ def asked(
 def answers(model: nn.Module, images: Support) -> list[Tensor]:
     """The logits of each image, of shape (1, ...)."""
     size = images.kind.minibatch
-    return [row for part, _ in images.chunks(size) for row in logits_of(model(like(model, part))).split(1)]
+    parts = (refuse_unanswered(logits_of(model(like(model, part)))) for part, _ in images.chunks(size))
+    return [row for logits in parts for row in logits.split(1)]
 
 
 def answered(

@@ -13,7 +13,7 @@ from fewshift.lab.bench.features import load_grid
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.runs import report_run, run_grids
 from tests.helpers.disk import room_for
-from tests.helpers.runs import FEATURES, PLAIN, embedded, fill, invented, undrawn
+from tests.helpers.runs import FEATURES, OBJECTIVE, PLAIN, embedded, fill, invented, undrawn
 
 
 def append_many(records: Records) -> None:
@@ -122,6 +122,19 @@ def test_features_of_wrong_types_are_not_drawn(tmp_path: Path, harm: dict[str, A
     folder = fill(tmp_path, "features", FEATURES, lambda cell: embedded(cell) | harm)
     with undrawn():
         assert report_run(folder).run.sections[0].gaps == []
+
+
+@pytest.mark.parametrize("chosen", [None, "", [0.5], {}], ids=repr)
+def test_a_search_whose_chosen_v_is_no_number_is_drawn_without_it(tmp_path: Path, chosen: Any) -> None:
+    def harmed(cell: Any) -> dict[str, Any]:
+        result = invented(cell)
+        if cell.seed == 0 and result["notes"]:
+            result["notes"]["v"] = chosen
+        return result
+
+    folder = fill(tmp_path, "objective", OBJECTIVE, harmed)
+    with undrawn():
+        assert report_run(folder).run.sections
 
 
 def test_records_with_different_classes_are_one_sentence(tmp_path: Path) -> None:

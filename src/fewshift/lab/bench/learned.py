@@ -110,7 +110,8 @@ def _loss_panel(objective: str, searched: Group) -> BlendPanel:
     for outcome in searched:
         for point in _curve(outcome):
             points.setdefault(point["v"], []).append(point["loss"])
-    chosen = _counted(_notes(outcome)["v"] for outcome in searched)
+    noted = (_notes(outcome).get("v") for outcome in searched)
+    chosen = _counted(v for v in noted if isinstance(v, (int, float)))  # a record need not have one
     return BlendPanel(objective, dict(sorted(points.items())), {v: n for v, n in chosen.items() if v in points})
 
 
