@@ -328,8 +328,8 @@ def same_bits(one: nn.Module, other: nn.Module) -> bool:
 # --- all of them
 
 
-def show(verdicts: Mapping[str, Mapping[str, Any]], markdown: bool) -> None:
-    """The counts, and the names of those that are not exact."""
+def show(verdicts: Mapping[str, Mapping[str, Any]], markdown: bool, waiting: int = 0) -> None:
+    """The counts, and the names of those that are not exact; `waiting` names were not reached."""
     versions = {"fewshift": fewshift.__version__, "torch": torch.__version__, "timm": timm.__version__}
     versions |= {"torchvision": torchvision.__version__, "Python": platform.python_version()}
     print(f"{date.today().isoformat()}: " + ", ".join(f"{name} {version}" for name, version in versions.items()))
@@ -337,7 +337,8 @@ def show(verdicts: Mapping[str, Mapping[str, Any]], markdown: bool) -> None:
     without = sum(result.get("reason") == NO_BATCHNORM for result in verdicts.values())
     asked, large = len(verdicts) - counts[LEFT_OUT], counts[LEFT_OUT] - without
     left_out = f"{without:,} have no BatchNorm, {large:,} have {MOST / 1e6:.0f} million parameters or more"
-    print(f"\n{asked:,} of {len(verdicts):,} names were asked; {left_out}.\n")
+    print(f"\n{asked:,} of {len(verdicts):,} names were asked; {left_out}.")
+    print(f"{waiting:,} more names were not reached: the run is not complete.\n" if waiting else "")
     if markdown:
         print("| verdict | architectures |\n|---|---|")
     for verdict in (EXACT, REFUSED, WRONG, LATE):
@@ -374,6 +375,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many architectures, evenly spread")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with one thread")
     parser.add_argument("--seconds", type=float, default=60.0, help="of computing, for each architecture")
+    parser.add_argument("--recorded", action="store_true", help="ask nothing: show what the records in --out say")
     parser.add_argument("--markdown", action="store_true", help="the table of docs/reliability.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -392,11 +394,13 @@ def main() -> None:
         spent = f"{record['seconds']:.1f} s, {time.time() - began:.0f} s in all"
         print(f"{done}/{left} {record['key']} {result['verdict']}{note} ({spent})", flush=True)
 
-    sweep(jobs, ledger, WorkPlan(float, (options.seconds,), judged, "architecture"), workers=options.workers, tell=tell)
+    if not options.recorded:
+        plan = WorkPlan(float, (options.seconds,), judged, "architecture")
+        sweep(jobs, ledger, plan, workers=options.workers, tell=tell)
     records = ledger.read()
     verdicts = {job.key: verdict_of(records[job.key]) for job in jobs if job.key in records}
     print()
-    show(verdicts, options.markdown)
+    show(verdicts, options.markdown, len(jobs) - len(verdicts))
     if any(result["verdict"] == WRONG for result in verdicts.values()):
         raise SystemExit(1)
 

@@ -74,3 +74,14 @@ def test_every_name_is_asked_once_and_each_family_has_its_first_before_any_has_i
     assert set(names[: len(firsts)]) == firsts
     others = [each.name for each in zoo.architectures("torchvision.*")]
     assert len(others) == len(set(others)) > 80
+
+
+def test_a_run_that_is_not_complete_says_so(zoo, capsys):
+    verdicts = {
+        "timm.a": {"verdict": "exact", "dtype": "float64"},
+        "timm.b": {"verdict": "left out", "reason": "no BatchNorm"},
+    }
+    zoo.show(verdicts, True, waiting=1455)
+    assert "1,455 more names were not reached: the run is not complete." in capsys.readouterr().out
+    zoo.show(verdicts, True)
+    assert "not complete" not in capsys.readouterr().out

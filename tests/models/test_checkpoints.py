@@ -215,6 +215,12 @@ def test_an_onnx_file_is_refused_by_its_kind(tmp_path: Path, name: str) -> None:
     refused(r"is an ONNX graph, .*: pass the PyTorch weights", NAME, tmp_path / name)
 
 
+def test_a_length_without_end_is_no_onnx_file(tmp_path: Path) -> None:
+    length = bytes([255] * 8 + [127])  # 2**63 - 1 bytes, as protobuf writes it
+    (tmp_path / "w.pt").write_bytes(b"\x08\x07\x12" + length + b"rest")
+    refused("is truncated or not a table of weights|holds more than tensors", NAME, tmp_path / "w.pt")
+
+
 def test_what_was_not_renamed_has_no_origin(weights: Path) -> None:
     assert not known_card(models.load(NAME, weights)).origin
 

@@ -137,8 +137,8 @@ class Network:
                 continue
             module = batchnorm(working, layer.name)
             for key, neutral in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
-                own = getattr(module, key, None)
-                value = neutral(cast(Tensor, module.running_mean)) if own is None else own.clone()
+                given = getattr(module, key, None)
+                value = neutral(cast(Tensor, module.running_mean)) if given is None else given.clone()
                 setattr(module, key, nn.Parameter(value, requires_grad=False))
         return working
 

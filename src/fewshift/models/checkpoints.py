@@ -224,8 +224,10 @@ def _is_onnx(file: BinaryIO, size: int) -> bool:
         value = _varint(file)  # a number, or the length of what follows
         if value is None:
             return False
-        if key & 7 == 2 and file.seek(value, io.SEEK_CUR) > size:
-            return False
+        if key & 7 == 2:
+            if value > size - file.tell():  # before the jump: no system jumps 2**63 bytes
+                return False
+            file.seek(value, io.SEEK_CUR)
         fields.add(key >> 3)
     return ONNX_GRAPH in fields
 
