@@ -137,8 +137,8 @@ class Network:
                 continue
             module = batchnorm(working, layer.name)
             for key, neutral in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
-                given = getattr(module, key, None)
-                value = neutral(cast(Tensor, module.running_mean)) if given is None else given.clone()
+                present = getattr(module, key, None)
+                value = neutral(cast(Tensor, module.running_mean)) if present is None else present.clone()
                 setattr(module, key, nn.Parameter(value, requires_grad=False))
         return working
 
