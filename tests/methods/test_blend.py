@@ -80,6 +80,13 @@ def test_a_blend_is_the_source_with_v_of_the_supports_statistics():
         assert torch.allclose(fitted.predictor(support.images), expected, atol=1e-5)
 
 
+def test_images_of_different_sizes_are_worth_what_their_shift_says():
+    model, support = make_tiny(), make_support(3)
+    sizes = [F.interpolate(image[None], (10, 10))[0] if at % 2 else image for at, image in enumerate(support.images)]
+    fitted = Blend().fit(model, Target(Support(sizes, support.labels)))
+    assert fitted.notes["reach"] == pytest.approx(1 - 1 / fewshift.shift(model, sizes).score ** 2)
+
+
 def test_a_single_image_leaves_the_sources_statistics():
     support = scenes(1)
     assert same_state(state(Blend().adapt(street(), Target(support))), state(street()))

@@ -221,7 +221,7 @@ def _reach(network: Network, support: Support, beside: Tensor | None) -> float:
     """
     if not support.kind.centroids:
         return 1.0
-    images = support.pictures if beside is None else torch.cat([support.pictures, beside])
+    images = support.images if beside is None else [*support.images, *beside]
     try:
         with progress.silent():
             seen = look(network.model, Unlabelled(images), network.head, len(images))
