@@ -179,7 +179,7 @@ def test_a_curve_says_its_verdict_with_the_numbers_that_decided(gains, facts):
 
 
 def test_few_images_make_a_flat_curve_look_flat_and_no_more():
-    few = curve(ALWAYS, images=10)
+    few = curve(ALWAYS, images=5)
     assert f"up to {few.step.high:.1f} points" in few.words
     assert "looks flat" in few.words
     assert "looks" not in curve(ALWAYS).words
@@ -218,7 +218,7 @@ def test_the_picture_of_a_curve_says_its_numbers_and_where_it_is_flat(small):
     ("gains", "images", "both"),
     [
         (ALWAYS, 400, "flat from k = 1"),
-        (ALWAYS, 10, "looks flat"),
+        (ALWAYS, 5, "looks flat"),
         ({1: [-5, -6, -5, -5], 5: [-5, -6, -5, -5]}, 400, "labels do not help"),
     ],
 )

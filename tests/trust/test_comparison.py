@@ -72,7 +72,7 @@ def test_a_difference_is_paired_by_image(shots):
     pairs = [pair for image in one for pair in zip(one[image], other[image], strict=True)]
     n = len(changes) + 2
     mean = sum(changes) / n
-    half = stats.norm.ppf(0.95) * math.sqrt(((sum(change**2 for change in changes) + 1) / n - mean**2) / n)
+    half = stats.norm.ppf(0.95) * math.sqrt(((sum(change**2 for change in changes) + 0.5) / n - mean**2) / n)
     assert gain.point == pytest.approx(100 * sum(changes) / len(changes))
     assert (gain.low, gain.high) == pytest.approx((100 * (mean - half), 100 * (mean + half)), abs=1e-4)
     assert (gain.wins, gain.losses) == (pairs.count((True, False)), pairs.count((False, True)))

@@ -247,7 +247,7 @@ def test_only_a_rise_for_certain_is_clear():
 
 
 def test_few_images_leave_room_for_a_rise_that_goes_unseen():
-    assert measured(ALWAYS, images=10).verdict()[1].high > 3 > measured(ALWAYS).verdict()[1].high
+    assert measured(ALWAYS, images=5).verdict()[1].high > 3 > measured(ALWAYS).verdict()[1].high
 
 
 def test_what_may_be_a_point_and_is_clear_is_a_rise_and_what_is_small_for_certain_is_none():
