@@ -8,6 +8,7 @@ import os
 import pathlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fewshift.errors import FewshiftError
 from fewshift.models import libraries as models
 from fewshift.models.cards import Origin, known_card
 from tests.helpers.models import NAME, refused, same
@@ -162,10 +164,17 @@ def test_a_payload_inside_a_harmless_type_is_not_run(
     assert (tmp_path / "sprung").exists()
 
 
+class Unwanted:
+    """Fails the test when it is made."""
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Never a thing of this kind."""
+        pytest.fail("made")
+
+
 def test_no_class_of_a_checkpoint_is_made(tmp_path: Path, network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"state_dict": network.state_dict(), "args": argparse.Namespace(lr=1)}, tmp_path / "w.ckpt")
-    monkeypatch.setattr(argparse.Namespace, "__setattr__", lambda *_: pytest.fail("made"))
-    monkeypatch.setattr(argparse.Namespace, "__new__", lambda *_: pytest.fail("made"), raising=False)
+    monkeypatch.setattr(argparse, "Namespace", Unwanted)
     assert same(models.load(NAME, tmp_path / "w.ckpt"), network)
 
 
@@ -233,3 +242,15 @@ def test_weights_that_begin_a_training_may_have_a_prefix(network: nn.Module) -> 
     begin_from(model, state, 7, "w", NAME)
     learned = dict(model.named_parameters())
     assert all(torch.equal(learned[name], tensor) for name, tensor in network.named_parameters())
+
+
+@pytest.mark.parametrize(("change", "what"), [("meta", "has no values"), ("sparse", "is sparse")])
+def test_tensors_without_values_or_places_are_refused_by_name(
+    tmp_path: Path, network: nn.Module, change: str, what: str
+) -> None:
+    state = dict(network.state_dict())
+    name = "fc.weight"
+    state[name] = state[name].to("meta") if change == "meta" else state[name].to_sparse()
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(FewshiftError, match=f"{name} in .*w.pt {what}: save the weights as dense tensors"):
+        models.read_weights(tmp_path / "w.pt")

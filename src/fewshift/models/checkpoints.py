@@ -131,6 +131,9 @@ def _checked(content: Any, path: str | Path, ema: bool) -> WeightsFile:
             raise FewshiftError(
                 f"{path} holds {type(value).__name__} {name!r} among its weights: save the network's state_dict alone"
             )
+        if value.is_meta or value.layout is not torch.strided:
+            what = "has no values" if value.is_meta else "is sparse"
+            raise FewshiftError(f"{name} in {path} {what}: save the weights as dense tensors, with their values")
         if value.is_floating_point() and value.isnan().any():
             raise FewshiftError(f"{name} in {path} is not a number in places: use weights from before training broke")
     return WeightsFile(dict(content), table, arch)
