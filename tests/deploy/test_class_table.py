@@ -162,6 +162,19 @@ def test_new_images_and_mended_ones_join_a_finished_table(photos: Path, tmp_path
     assert len(table(out)) == 8
 
 
+@pytest.mark.parametrize("rows", [0, 1, 4, 6])
+def test_a_file_that_is_named_several_times_has_a_row_for_each_after_a_kill_too(
+    photos: Path, tmp_path: Path, rows: int
+):
+    files, out = [photos / "0.png", photos / "1.png"] * 3, tmp_path / "t.csv"
+    predict(files, out)
+    whole = out.read_text()
+    out.write_text("".join(whole.splitlines(keepends=True)[: 1 + rows]))
+    result = predict(files, out, resume=True)
+    assert (len(result.rows), result.earlier) == (6 - rows, rows)
+    assert out.read_text() == whole
+
+
 def test_only_a_table_of_the_same_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     out, foreign = tmp_path / "t.csv", tmp_path / "foreign.csv"
     predict(photos, out)

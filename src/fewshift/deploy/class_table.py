@@ -7,7 +7,7 @@ import io
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
@@ -174,7 +174,7 @@ class ClassRun:
         rows: list[ImagePrediction] = []
         broken: list[Unreadable] = []
         with self._table(out, resume, overwrite) as (known, write):
-            left = [file for file in files if str(file) not in known] if known else files
+            left = without(files, known)
             for part, unread in self.batches(batches_of(left, self.batch_size)):
                 write([self.columns.csv_cells(row) for row in part])
                 rows += part
@@ -221,13 +221,13 @@ class ClassRun:
     @contextmanager
     def _table(
         self, out: str | Path | TextIO | None, resume: bool, overwrite: bool
-    ) -> Iterator[tuple[set[str], Callable[[list[list[str | float]]], None]]]:
+    ) -> Iterator[tuple[Counter[str], Callable[[list[list[str | float]]], None]]]:
         """The files that the table has, and a function that adds rows to it."""
         if out is None:
-            yield set(), lambda rows: None
+            yield Counter(), lambda rows: None
             return
         if not isinstance(out, (str, Path)):
-            yield set(), _writing(out, self.columns.header)
+            yield Counter(), _writing(out, self.columns.header)
             return
         path = Path(out).resolve()  # a link stays a link: the file behind it is written
         run = fingerprint(self.networks, (self.preprocess, self.columns))
@@ -236,7 +236,7 @@ class ClassRun:
         refuse_long_name(record)
         with writing(path), path.open("a" if known is not None else "w", encoding="utf-8", newline="") as file:
             _note(record, run, finished=False)
-            yield known or set(), _writing(file, [] if known is not None else self.columns.header)
+            yield known or Counter(), _writing(file, [] if known is not None else self.columns.header)
         _note(record, run, finished=True)
 
 
@@ -251,8 +251,19 @@ def _writing(file: TextIO, header: Sequence[str]) -> Callable[[list[list[str | f
     return write
 
 
-def _known(path: Path, run: str, columns: Columns, resume: bool, overwrite: bool) -> set[str] | None:
-    """The files that a table has from the same run, or None where a new table is to be written."""
+def without(files: Sequence[Path], known: Mapping[str, int]) -> list[Path]:
+    """The files that have no row yet; one that is named several times has a row for each, the first ones first."""
+    seen: Counter[str] = Counter()
+    left = []
+    for file in files:
+        seen[str(file)] += 1
+        if seen[str(file)] > known.get(str(file), 0):
+            left.append(file)
+    return left
+
+
+def _known(path: Path, run: str, columns: Columns, resume: bool, overwrite: bool) -> Counter[str] | None:
+    """How many rows a table has of each file from the same run, or None where a new table is to be written."""
     if path.exists() and not path.is_file():
         raise FewshiftError(f"cannot write {path}: it is not an ordinary file: choose another path")
     if overwrite or not path.exists() or path.stat().st_size == 0:
@@ -275,8 +286,8 @@ def _known(path: Path, run: str, columns: Columns, resume: bool, overwrite: bool
     return _whole_rows(path, columns)
 
 
-def _whole_rows(path: Path, columns: Columns) -> set[str] | None:
-    """The files of the rows of a table, or None without a header; a last row that a kill cut off is removed."""
+def _whole_rows(path: Path, columns: Columns) -> Counter[str] | None:
+    """How many rows a table has of each file, or None without a header; a last row that a kill cut off is removed."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
     while content.count(b'"', 0, end) % 2:  # that line break is one of a quoted name
@@ -293,7 +304,7 @@ def _whole_rows(path: Path, columns: Columns) -> set[str] | None:
     if end < len(content):
         with path.open("r+b") as file:
             file.truncate(end)
-    return {from_cell(row[0]) for row in rows if row}
+    return Counter(from_cell(row[0]) for row in rows if row)
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
