@@ -245,7 +245,7 @@ def learning_curve(
         )  # fmt: skip
         network = opened.network
         pool = opened.target.need_support(chosen.name).checked(network.output)
-        others = None if labelled is None else opened.labelled_apart(labelled, preprocess)
+        others = None if labelled is None else opened.labelled_apart(labelled, preprocess).checked(network.output)
         if others is None:
             refuse_repeats(pool)
         ks = curve.checked_shots(shots, pool, outside=others is not None)

@@ -19,6 +19,7 @@ from fewshift.core.labels import Augment
 from fewshift.core.losses import Loss, cross_entropy
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network, like
+from fewshift.core.probing import running
 from fewshift.core.randomness import checked_seed
 from fewshift.core.soundness import refuse_broken_weights
 from fewshift.core.support import Support, Target
@@ -85,8 +86,9 @@ class Opened:
         labelled = as_support(source, steps_for(self.model, preprocess), None, names, network=self.model)
         if support is not None:
             refuse_leaks(find_leaks(support, labelled))
-        _, alone = fitting(self.model, Target(labelled), self.images, self.network.head)
-        return alone.need_support("judging")
+        alone = Target(labelled)
+        _, fitted = fitting(self.model, alone, alone.some_images("judging", "labelled images"), self.network.head)
+        return fitted.need_support("judging")
 
     def evidence_from(self, validate: Any, preprocess: Steps) -> str | Support | None:
         """What `validate` means: a way to hold out images of the support, other labelled images, or nothing."""
@@ -133,6 +135,7 @@ def open_target(
     wanted = "target images" if needs.needs is Needs.NOTHING else f"{needs.needs.value} images"
     images = target.some_images(needs.name, wanted)
     network, target = fitting(model, target, images, head)
+    _refuse_other_images(network, target, images)
     if names is None and target.support is not None:
         _refuse_other_count(target.support, network)
     return Opened(
@@ -192,6 +195,16 @@ def open_networks(
 def steps_for(model: nn.Module, preprocess: Steps) -> FileSteps | None:
     """How a picture becomes a tensor: as the argument says, or as the network is known to want it."""
     return known_card(model).preprocess if preprocess is None else as_steps(preprocess)
+
+
+def _refuse_other_images(network: Network, target: Target, images: Tensor) -> None:
+    """Raise an error if the network takes the labelled images and not those without labels."""
+    if target.support is None or target.unlabelled is None:
+        return
+    other = target.unlabelled.batch(torch.zeros(1, dtype=torch.long))
+    if other.shape[1:] != images.shape[1:]:
+        with running(other), torch.no_grad():
+            network.model(like(network.model, other))
 
 
 def fitting(model: nn.Module, target: Target, images: Tensor, head: str | None) -> tuple[Network, Target]:

@@ -89,7 +89,10 @@ def test_the_other_way_round_a_difference_changes_its_sign(four):
 
 def test_the_difference_to_the_source_is_the_gain(four):
     for row in four.rows[1:]:
-        assert four.difference(row.label, "source") == row.gain
+        difference, gain = four.difference(row.label, "source"), row.gain
+        losses = {name: getattr(gain, name) for name in ("loss_change", "loss_error")}
+        assert replace(difference, **losses) == gain
+        assert {name: getattr(difference, name) for name in losses} == pytest.approx(losses)  # added in another order
 
 
 def test_the_source_is_there_to_be_compared_with_though_it_was_not_named():

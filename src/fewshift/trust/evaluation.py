@@ -270,6 +270,7 @@ def _pixel_evaluation(
         counted.add((shown.labels.shape[1], shown.labels.shape[0]))
         if isinstance(labelled, Scenes):
             stored.add(labelled.size(index))
+        _refuse_other_labels(shown.labels, len(classes))
         for name, predicted in shown.predictions.items():
             counts = PIXELS.tally(shown.labels.long(), predicted.long(), len(classes))
             tallies[name] = tallies.get(name, torch.zeros_like(counts)) + counts
@@ -285,6 +286,12 @@ def _pixel_evaluation(
         preprocess=labelled.preprocess if isinstance(labelled, Scenes) else None,
         scene=scene,
     )
+
+
+def _refuse_other_labels(labels: Tensor, classes: int) -> None:
+    """Raise an error if a pixel has a label that is no output."""
+    values, counts = labels[labels != PIXELS.ignored].long().unique(return_counts=True)
+    PIXELS.check_range(dict(zip(values.tolist(), counts.tolist(), strict=True)), classes)
 
 
 def _percent(share: float) -> float | None:
