@@ -21,8 +21,9 @@ import torchvision
 from torch import Tensor, nn
 
 from fewshift import LCCS, Network, Support, Target
-from fewshift.core.moments import SourceLayer, moments
+from fewshift.core.moments import moments
 from fewshift.core.reading import read, tied
+from fewshift.core.source_layer import SourceLayer
 from fewshift.core.spans import spanning_vectors
 from fewshift.methods.lccs import Start
 

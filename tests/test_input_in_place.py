@@ -11,7 +11,7 @@ from fewshift import METHODS, Network, Preprocess, Sites, Target
 from fewshift.core.hooks import keeps_input
 from fewshift.core.method import Needs
 from fewshift.core.support import Unlabelled
-from tests.helpers.hard_networks import MEAN, STD, Clamping, InPlace, Scaling, made, twin
+from tests.helpers.hard_networks import MEAN, STD, InPlace, Scaling, Sometimes, WithoutGradients, made, twin
 from tests.helpers.methods import quick
 from tests.helpers.networks import Street, make_support, same_state, scenes, state, unsettle
 
@@ -132,12 +132,19 @@ def test_export_leaves_images_as_they_are(pair, name, tmp_path):
     assert exported.agreement.good
 
 
-def test_writing_what_stands_there_already_is_noticed():
-    assert keeps_input(Network.of(made(Clamping), make_support().images).model)
+@pytest.mark.parametrize("kind", [InPlace, Sometimes, WithoutGradients])
+@pytest.mark.parametrize("method", ["adabn", "lccs", "auto"])
+def test_it_does_not_matter_when_a_network_writes(kind, method):
+    support = make_support(shots=4)
+    network = made(kind)
+    result = untouched(lambda: fewshift.adapt(network, support, method=quick(method), accept="always"), support.images)
+    untouched(lambda: fewshift.learning_curve(network, support, method="adabn", draws=1), support.images)
+    expected = fewshift.adapt(twin(network, Scaling), support, method=quick(method), accept="always")
+    assert same_state(state(result.model), state(expected.model))
 
 
-def test_a_network_that_does_not_write_into_its_input_passes_no_clone(tiny):
-    assert not keeps_input(Network.of(tiny, make_support().images).model)
+def test_a_network_that_is_handed_over_works_on_its_input_itself(tiny, support):
+    assert not keeps_input(fewshift.adapt(tiny, support, method="adabn", accept="always").model)
 
 
 def test_one_output_for_two_classes_is_found_without_writing_into_the_images():

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from fewshift.core import _files
 from fewshift.core._files import LONGEST_NAME, UnwrittenError, remove_drafts, whole, writing
 from fewshift.errors import FewshiftError
-from tests.helpers.disks import room_for
+from tests.helpers.disk import room_for
 
 
 @pytest.fixture

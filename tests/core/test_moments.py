@@ -10,16 +10,10 @@ from torch import nn
 from torch.func import functional_call
 from torchvision.ops import FrozenBatchNorm2d
 
-from fewshift.core.moments import (
-    Normal,
-    SourceLayer,
-    concatenated,
-    merged,
-    moments,
-    source_layers,
-)
+from fewshift.core.moments import concatenated, merged, moments, source_layers
 from fewshift.core.network import Network
 from fewshift.core.reading import read, tied
+from fewshift.core.source_layer import Normal, SourceLayer
 from tests.helpers.networks import make_tiny, unsettle
 
 

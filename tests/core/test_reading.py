@@ -276,10 +276,11 @@ def test_reading_leaves_the_network_as_it_was():
     model, images = deep(), make_support().images.double()
     before = copy.deepcopy(model.state_dict())
     network = Network.of(model, images)
+    hooks = [dict(module._forward_pre_hooks) for module in network.model.modules()]
     read(network, images.split(4), tied(network, 1.0))
     read(network, images.split(4), tied(network, 1.0), frugal=True)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.model.state_dict().items())
-    assert not any(module._forward_pre_hooks for module in network.model.modules())
+    assert [dict(module._forward_pre_hooks) for module in network.model.modules()] == hooks
 
 
 def test_an_input_that_is_not_finite_names_the_layer():

@@ -12,9 +12,10 @@ from torch import nn
 from torch.func import functional_call
 
 from fewshift import FewshiftError
-from fewshift.core.moments import SourceLayer, moments, source_layers
+from fewshift.core.moments import moments, source_layers
 from fewshift.core.network import Network
 from fewshift.core.reading import read, tied
+from fewshift.core.source_layer import SourceLayer
 from fewshift.core.spans import Convex, Linear, Span, directions, kept, spanning_vectors
 from tests.helpers.networks import make_support, make_tiny, unsettle
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from fewshift.deploy.agreement import ComparedOn
 from fewshift.deploy.edge import Session
 from fewshift.deploy.site_format import BaseFile, SiteFile
 from tests.helpers.commands import CLASSES, network_options, small_network
+from tests.helpers.disk import room_for
 from tests.helpers.networks import make_support, make_tiny, scenes, street
 
 STEPS = Preprocess(None, 16, (0.5, 0.4, 0.3), (0.25, 0.2, 0.3))
@@ -409,20 +409,10 @@ def test_no_file_that_is_read_is_written_over(made: Made, tmp_path: Path) -> Non
         assert read.read_bytes() == before
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[int], None]]:
-    """Let the system refuse files of more than so many bytes, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(
-    made: Made, tmp_path: Path, full_disk: Callable[[int], None]
-) -> None:
-    full_disk(500)
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(made: Made, tmp_path: Path) -> None:
     for name, options in (("camera-7.pt2", {}), ("camera-7.site", {"base": made.base.path})):
-        with pytest.raises(FewshiftError, match=r"cannot write .*camera-7.*: File too large: nothing is left there"):
+        sentence = r"cannot write .*camera-7.*: File too large: nothing is left there"
+        with pytest.raises(FewshiftError, match=sentence), room_for(500):
             fewshift.export(made.result, tmp_path / name, **options)
     assert nothing_in(tmp_path)
 

@@ -35,11 +35,18 @@ class InPlace(Tiny):
         return super().forward(images)
 
 
-class Clamping(Tiny):
-    """Writes into its input, but nothing else than what stands there already."""
+class Sometimes(InPlace):
+    """Scales its input where it lies, but for two images."""
 
     def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images.clamp_(-1e6, 1e6))
+        return super().forward(images.clone() if len(images) == 2 else images)
+
+
+class WithoutGradients(InPlace):
+    """Scales its input where it lies, but where gradients are wanted."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.clone() if torch.is_grad_enabled() else images)
 
 
 class NoGradients(Tiny):
@@ -107,6 +114,13 @@ class SameStatistics(Tied):
     def tie(self) -> None:
         super().tie()
         self.bn2.running_mean, self.bn2.running_var = self.bn1.running_mean, self.bn1.running_var
+
+
+class Inside(Tied):
+    """Weight and bias of one layer are one tensor."""
+
+    def tie(self) -> None:
+        self.bn2.bias = self.bn2.weight
 
 
 class Untied(Tied):

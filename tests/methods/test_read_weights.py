@@ -7,11 +7,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import fewshift
 from fewshift import LCCS, AdaBN, FewshiftError, Network, Sites, Target
+from fewshift.core.network import COMPUTED
 from fewshift.core.outside import READ_ELSEWHERE
-from tests.helpers.hard_networks import Attending, Untied, made
+from tests.helpers.hard_networks import Attending, Tied, Untied, made
 from tests.helpers.networks import make_support, same_state, state
 
 
@@ -95,3 +97,39 @@ def test_where_all_layers_are_read_the_refusal_says_so(support):
 
     with pytest.raises(FewshiftError, match="'bn1' is a BatchNorm2d: the network reads its weights"):
         LCCS().adapt(made(OneLayer), Target(support))
+
+
+@pytest.mark.parametrize("keep", [lambda weight: [weight], lambda weight: {"first": weight}])
+def test_a_weight_in_a_list_or_a_dict_is_known_as_the_layers(keep, support):
+    class Listing(Untied):
+        def __init__(self):
+            super().__init__()
+            self.kept = keep(self.bn2.weight)
+
+        def forward(self, images):
+            [weight] = self.kept.values() if isinstance(self.kept, dict) else self.kept
+            return super().forward(images * weight.abs().mean())
+
+    view = Network.of(made(Listing), support.images)
+    assert [(layer.name, layer.reason) for layer in view.skipped] == [("bn2", READ_ELSEWHERE)]
+
+
+def test_statistics_that_carry_new_ones_and_are_read_elsewhere_are_noticed(support):
+    def skipped(kind):
+        class Gated(kind):
+            def forward(self, images):
+                return super().forward(images) * self.bn2.running_mean.sigmoid().mean()
+
+        return Network.of(made(Gated), support.images).skipped
+
+    assert [(layer.name, layer.reason) for layer in skipped(Tied)] == [("bn2", READ_ELSEWHERE)]
+    assert not skipped(Untied)  # its weights carry them
+
+
+def test_a_pruned_layer_is_left_alone(support):
+    network = made(Untied).requires_grad_(False)
+    prune.l1_unstructured(network.bn2, "weight", 0.5)
+    adapted = fewshift.adapt(network, support, method="adabn", accept="always")
+    view = Network.of(network, support.images)
+    assert [(layer.name, layer.reason) for layer in view.skipped] == [("bn2", COMPUTED)]
+    assert torch.equal(adapted.model.bn2.weight, network.bn2.weight)

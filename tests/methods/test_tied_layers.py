@@ -7,16 +7,17 @@ import sys
 
 import pytest
 import torch
+from torchvision.ops import FrozenBatchNorm2d
 
 import fewshift
 from fewshift import LCCS, METHODS, AdaBN, FewshiftError, Sites, Target
 from fewshift.core.method import Needs
 from fewshift.core.support import Unlabelled
-from tests.helpers.hard_networks import SameMemory, SameStatistics, Tied, Untied, WeightOnly, made, twin
+from tests.helpers.hard_networks import Inside, SameMemory, SameStatistics, Tied, Untied, WeightOnly, made, twin
 from tests.helpers.methods import quick
 from tests.helpers.networks import make_support, same_state, state
 
-KINDS = [Tied, SameMemory, WeightOnly]
+KINDS = [Tied, SameMemory, WeightOnly, Inside]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
@@ -140,3 +141,38 @@ def test_a_weight_that_the_network_uses_elsewhere_too_stays_there_as_it_is():
     expected = copy.deepcopy(network).train()(support.images)
     assert torch.allclose(AdaBN().adapt(network, Target(support))(support.images), expected, atol=1e-5)
     assert same_state(state(network), before)
+
+
+def frozen(network, of):
+    """The network with frozen layers in the place of its first two, whose tensors `of` makes."""
+    for name in ("bn1", "bn2"):
+        layer = FrozenBatchNorm2d(6)
+        for key, tensor in of(name).items():
+            layer.register_buffer(key, tensor)
+        setattr(network, name, layer)
+    return network.eval()
+
+
+@pytest.mark.parametrize("way", ["overlapping", "expanded"])
+def test_frozen_layers_whose_tensors_overlap_are_adapted_through_their_statistics(way):
+    memory = torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.5
+
+    def overlapping(name):
+        return {"weight": memory[:6] if name == "bn1" else memory[2:]}
+
+    def expanded(name):
+        return {"weight": memory[:1].expand(6)}
+
+    of = {"overlapping": overlapping, "expanded": expanded}[way]
+    network, support = frozen(made(Untied), of), make_support()
+    apart = frozen(made(Untied), lambda name: {key: tensor.clone() for key, tensor in of(name).items()})
+    ours, expected = (AdaBN().adapt(model, Target(support))(support.images) for model in (network, apart))
+    assert torch.allclose(ours, expected, atol=1e-5)
+
+
+def test_one_tensor_for_both_statistics_is_refused():
+    network = made(Untied)
+    network.bn1 = torch.nn.BatchNorm2d(6, affine=False).eval()
+    network.bn1.running_mean = network.bn1.running_var
+    with pytest.raises(FewshiftError, match="running statistics of BatchNorm layer 'bn1' share their memory"):
+        fewshift.adapt(network, make_support(), method="adabn")

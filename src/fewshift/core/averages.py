@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
 from fewshift.core.hooks import before
-from fewshift.core.moments import Moments, Normal, concatenated, moments, normalising, source_layers, write_affine
+from fewshift.core.moments import Moments, concatenated, moments, normalising, source_layers, write_affine
 from fewshift.core.network import Layer, Network, batchnorm
 from fewshift.core.reading import Blend, PassStopped
+from fewshift.core.source_layer import Normal
 
 
 @torch.no_grad()

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
 from fewshift.core.adaptable import refuse_without_statistics
-from fewshift.core.moments import Moments, SourceLayer, normalising, source_layers
+from fewshift.core.moments import Moments, normalising, source_layers
 from fewshift.core.network import Network, channels_last, free_memory, like
+from fewshift.core.source_layer import SourceLayer
 from fewshift.core.support import Unlabelled
 from fewshift.errors import FewshiftError
 

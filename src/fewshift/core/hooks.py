@@ -21,7 +21,7 @@ def before(module: nn.Module, hook: Before) -> RemovableHandle:
 
 
 def keep_input(model: nn.Module) -> None:
-    """Let every pass of a private network, and of its copies, work on a clone: the network writes into its input."""
+    """Let every pass of a private network, and of its copies, work on a clone: a network may write into its input."""
     before(model, _cloned)
 
 

@@ -19,7 +19,7 @@ from fewshift.core._arguments import checked_images, checked_model, uncompiled
 from fewshift.core.hooks import before, keep_input, keeps_input, without_clone
 from fewshift.core.normalisation import Whitening
 from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
-from fewshift.core.outside import READ_ELSEWHERE
+from fewshift.core.outside import AFFINE, STATISTICS
 from fewshift.core.probing import find_head, named_head, probed
 from fewshift.core.sharing import same_memory
 from fewshift.core.soundness import refuse_broken_weights
@@ -28,7 +28,8 @@ from fewshift.errors import FewshiftError
 LIVE = 6  # activations of the largest size that a pass holds at once: a branch, its shortcut, their moments
 FUSED = "convolution and BatchNorm are fused, nothing is left to adapt"  # a reason to skip a layer
 UNUSED = "never executed"  # another
-FROZEN_TENSORS = {"weight", "bias", "running_mean", "running_var"}
+COMPUTED = "its tensors are computed, by a parametrisation, by pruning or when they are asked for"  # another
+FROZEN_TENSORS = {*AFFINE, *STATISTICS}
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,16 @@ class Network:
         images = like(private, checked_images(images)[:2])
         if not images.numel():
             raise FewshiftError("there are no images: give at least one")
-        seen = probed(private, [layer.name for layer in listed.layers], images)
-        if seen.writes and not keeps_input(private):
-            keep_input(private)
+        seen = probed(private, {layer.name: listed.carries_affine(layer) for layer in listed.layers}, images)
+        if not keeps_input(private):
+            keep_input(private)  # whether it writes into its images may depend on what they are, and how many
         logits, calls = seen.logits, seen.calls
         head = named_head(private, head) if head else find_head(private, seen.outputs, logits)
         if single := is_single(logits):
             refuse_probability(seen.outputs, logits)
             logits, head = as_two(logits), give_two_rows(private, head, images, logits)
         executed = [replace(layer, calls=calls.count(layer.name)) for layer in listed.layers]
-        left = {layer.name: READ_ELSEWHERE for layer in executed if layer.name in seen.read}
-        left |= {layer.name: UNUSED for layer in executed if not layer.calls}
+        left = seen.unfit | {layer.name: UNUSED for layer in executed if not layer.calls}
         alone = [Skipped(layer.name, layer.kind, left[layer.name]) for layer in executed if layer.name in left]
         return replace(
             listed,
@@ -161,7 +161,7 @@ class Network:
         one_row = self.single and self.head is not None
         if not one_row and not keeps_input(predictor):
             return predictor
-        result = copy.deepcopy(predictor)
+        result = copy.deepcopy(predictor, {} if one_row else {id(tensor): tensor for tensor in _tensors(predictor)})
         without_clone(result)
         if one_row:
             give_one_row(result, str(self.head))
@@ -320,11 +320,17 @@ def _reason_to_skip(module: nn.Module) -> str | None:
         return "instance normalisation has no source statistics to blend"
     if isinstance(module, Whitening):
         return "whitening layers are not BatchNorm"
-    if is_batchnorm(module) and parametrize.is_parametrized(module):
-        return "its weights are computed by a parametrisation"
+    if is_batchnorm(module) and (parametrize.is_parametrized(module) or _computed(module)):
+        return COMPUTED
     if "intrinsic" in type(module).__module__ and "Bn" in type(module).__name__:
         return FUSED
     return None
+
+
+def _computed(module: nn.Module) -> bool:
+    """Whether a tensor of BatchNorm is there without being registered: pruning and `__getattr__` make it anew."""
+    own = module._parameters.keys() | module._buffers.keys()
+    return any(getattr(module, key, None) is not None for key in FROZEN_TENSORS - own)
 
 
 def _first_line(error: Exception) -> str:

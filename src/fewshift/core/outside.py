@@ -6,10 +6,11 @@ statistics folded into that weight, the layer would be right and the attention w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -21,17 +22,24 @@ NUMBERS = {"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bo
 
 
 @contextmanager
-def outside_reads(model: nn.Module, names: Sequence[str]) -> Iterator[set[str]]:
-    """Within the block, collect which of these layers have tensors whose values are read while they do not run."""
+def outside_reads(model: nn.Module, carries: Mapping[str, bool]) -> Iterator[set[str]]:
+    """Within the block, collect which of these layers have tensors whose values are read while they do not run.
+
+    A layer that carries new statistics in weight and bias has them known by their place in memory, whatever else the
+    network calls them. One that does not carries them in its running statistics; while it is adapted it gets a weight
+    and a bias of its own, and those under other names stay as they are: known are the objects.
+    """
     seen: set[str] = set()
     running: list[str] = []
-    owners: dict[int, set[str]] = {}
+    owners: dict[Hashable, set[str]] = {}
     with ExitStack() as exits:
-        for name in names:
+        for name, affine in carries.items():
             module = model.get_submodule(name)
-            for key in STATISTICS if getattr(module, "weight", None) is None else AFFINE:  # where new ones are written
-                if isinstance(tensor := getattr(module, key, None), Tensor):
-                    owners.setdefault(id(tensor), set()).add(name)
+            watched = [(_place, AFFINE)] if affine else [(_place, STATISTICS), (id, AFFINE)]
+            for known, keys in watched:
+                for tensor in (getattr(module, key, None) for key in keys):
+                    if isinstance(tensor, Tensor) and (place := known(tensor)) is not None:
+                        owners.setdefault(place, set()).add(name)
             exits.enter_context(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
             exits.enter_context(module.register_forward_hook(lambda *_: _last_ends(running), always_call=True))
         exits.enter_context(_Watch(owners, running, seen))
@@ -45,7 +53,7 @@ def _last_ends(running: list[str]) -> None:
 class _Watch(TorchFunctionMode):
     """Sees every function of torch that is called with a tensor."""
 
-    def __init__(self, owners: dict[int, set[str]], running: list[str], seen: set[str]) -> None:
+    def __init__(self, owners: dict[Hashable, set[str]], running: list[str], seen: set[str]) -> None:
         super().__init__()
         self.owners, self.running, self.seen = owners, running, seen
 
@@ -62,8 +70,15 @@ class _Watch(TorchFunctionMode):
         for value in values:
             if isinstance(value, (tuple, list)):
                 yield from self._owners(value)
-            elif id(value) in self.owners:
-                yield self.owners[id(value)]
+            elif isinstance(value, Tensor):
+                yield from (self.owners[known] for known in (id(value), _place(value)) if known in self.owners)
+
+
+def _place(tensor: Tensor) -> Hashable:
+    """Where a tensor lies, and its size; None for one that lies nowhere."""
+    if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
+        return None
+    return tensor.data_ptr(), tensor.numel()
 
 
 def _has_tensor(result: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fewshift.core.folding import unfoldable
 from fewshift.core.hooks import before
 from fewshift.core.outputs import main_output
-from fewshift.core.outside import outside_reads
+from fewshift.core.outside import READ_ELSEWHERE, outside_reads
 from fewshift.errors import FewshiftError
 
 LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
@@ -30,40 +31,41 @@ class Probed:
     calls: list[str]  # the layers that were asked for, as they were called
     widest: int  # values that enter the widest of them
     learns: bool  # whether gradients reach one of them; True if none was asked for
-    writes: bool  # whether the pass wrote into its images
-    read: set[str]  # the layers whose weights the network reads by itself
+    unfit: dict[str, str]  # layers whose statistics cannot be changed, and why
 
 
-def probed(model: nn.Module, names: Sequence[str], images: Tensor) -> Probed:
-    """One pass over a clone of `images`, in which the layers `names` are watched.
+def probed(model: nn.Module, carries: Mapping[str, bool], images: Tensor) -> Probed:
+    """One pass over a clone of `images`, in which the layers are watched that `carries` has: whether their weight and
+    bias are where new statistics go.
 
     Gradients are enabled, so that a network that disables them shows it; but nothing asks for one, and no activation is
     kept.
     """
-    entering = images.detach().clone()
-    version = _version(entering)
+    names = list(carries)
     with ExitStack() as watches:
+        unfit = watches.enter_context(unfoldable(model, names))
         watches.enter_context(detached(model))
         watches.enter_context(torch.enable_grad())
         seen = watches.enter_context(executions(model, names))
         outputs = watches.enter_context(last_outputs(model))
-        read = watches.enter_context(outside_reads(model, names))
-        with running(images):
-            output = model(entering)
+        read = watches.enter_context(outside_reads(model, carries))
+        with running(images), unchanged_randomness() as randomness:
+            output = model(images.detach().clone())
     logits = main_output(output)
     if logits.ndim < 2 or len(logits) != len(images):
         raise FewshiftError(
             f"the network's output for {len(images)} images has shape {tuple(logits.shape)}: "
             "wrap it in a module that returns one row of logits per image"
         )
+    if randomness.drawn and logits.is_floating_point():
+        _refuse_chance(model, images, logits)
     return Probed(
         logits,
         outputs,
         [call.name for call in seen],
         max([logits.numel(), *(call.width for call in seen)]),
         learns=not any(map(_is_quantised, model.modules())) and (not seen or any(call.gradients for call in seen)),
-        writes=_version(entering) != version or not torch.equal(entering, images),
-        read=read,
+        unfit={**unfit, **dict.fromkeys(read, READ_ELSEWHERE)},
     )
 
 
@@ -82,14 +84,43 @@ def running(images: Tensor) -> Iterator[None]:
         ) from error
 
 
+class Randomness:
+    """Whether random numbers were drawn."""
+
+    drawn = False
+
+
+@contextmanager
+def unchanged_randomness() -> Iterator[Randomness]:
+    """Within the block random numbers may be drawn; afterwards the global state is as before, and it is known."""
+    before, seen = torch.get_rng_state(), Randomness()
+    try:
+        yield seen
+    finally:
+        seen.drawn = not torch.equal(before, torch.get_rng_state())
+        if seen.drawn:
+            torch.set_rng_state(before)
+
+
+def _refuse_chance(model: nn.Module, images: Tensor, logits: Tensor) -> None:
+    """Raise an error if the network answers the same images otherwise on another draw of random numbers.
+
+    That random numbers were drawn does not say by whom: another thread may have.
+    """
+    with unchanged_randomness(), torch.no_grad():
+        torch.rand(1)  # the next draw
+        again = main_output(model(images.detach().clone()))
+    rounding = 1e-3 if logits.dtype.itemsize >= 4 else 0.05
+    if not torch.allclose(logits, again, rtol=0.0, atol=rounding * float(logits.abs().max()), equal_nan=True):
+        raise FewshiftError(
+            "the network draws random numbers in evaluation mode, and answers the same image now so, now otherwise: "
+            "let its forward draw none when `self.training` is false (dropout with training=self.training)"
+        )
+
+
 def _is_quantised(module: nn.Module) -> bool:
     """Whether the layer computes with integers, through which gradients do not pass."""
     return "quantized" in type(module).__module__.split(".")
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was written to; a tensor of inference mode does not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager

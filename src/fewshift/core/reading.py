@@ -20,9 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshift.core import _progress as progress
 from fewshift.core.moments import (
     Moments,
-    Normal,
     Rule,
-    SourceLayer,
     before_layers,
     concatenated,
     moments,
@@ -31,6 +29,7 @@ from fewshift.core.moments import (
     source_layers,
 )
 from fewshift.core.network import Network, batchnorm, free_memory, head_inputs, logits_of
+from fewshift.core.source_layer import Normal, SourceLayer
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 

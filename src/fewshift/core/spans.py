@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.moments import Moments, Normal, SourceLayer
+from fewshift.core.moments import Moments
+from fewshift.core.source_layer import Normal, SourceLayer
 from fewshift.errors import FewshiftError
 
 NULL = 1e-10  # a spanning vector shorter than this fraction of the data it came from is rounding noise

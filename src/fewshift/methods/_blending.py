@@ -23,9 +23,10 @@ from fewshift.core import _progress as progress
 from fewshift.core.adaptable import refuse_unmergeable
 from fewshift.core.distance import look, measured, score
 from fewshift.core.losses import log_losses
-from fewshift.core.moments import Normal, merged, source_layers
+from fewshift.core.moments import merged, source_layers
 from fewshift.core.network import Network, channels_last, like, with_channels_last
 from fewshift.core.reading import Reading, read_support, tied
+from fewshift.core.source_layer import Normal
 from fewshift.core.support import Support, Target, Unlabelled, others
 from fewshift.errors import FewshiftError, NotFiniteError
 

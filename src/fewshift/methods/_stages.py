@@ -16,9 +16,10 @@ from fewshift.core import _progress as progress
 from fewshift.core.averages import read_by_ema
 from fewshift.core.loop import Course
 from fewshift.core.losses import Loss
-from fewshift.core.moments import Moments, Normal, normalised, source_layers
+from fewshift.core.moments import Moments, normalised, source_layers
 from fewshift.core.network import Network, logits_of
 from fewshift.core.reading import Blend, read_support, tied
+from fewshift.core.source_layer import Normal
 from fewshift.core.spans import Span
 from fewshift.core.support import Support
 from fewshift.errors import FewshiftError

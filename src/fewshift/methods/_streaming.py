@@ -15,8 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshift.core.adaptable import refuse_unadaptable
 from fewshift.core.hooks import before
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.moments import Moments, Normal, SourceLayer, normalising, source_layers
+from fewshift.core.moments import Moments, normalising, source_layers
 from fewshift.core.network import Network, batchnorm, logits_of
+from fewshift.core.source_layer import Normal, SourceLayer
 from fewshift.core.support import Target
 from fewshift.errors import FewshiftError
 

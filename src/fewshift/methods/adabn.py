@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from fewshift.core.adaptable import refuse_unmergeable
 from fewshift.core.averages import averaged_over_batches, pooled_exactly
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.moments import Normal, merged, source_layers
+from fewshift.core.moments import merged, source_layers
 from fewshift.core.network import Network, like
 from fewshift.core.randomness import checked_seed, minibatches
 from fewshift.core.reading import read_support, tied
+from fewshift.core.source_layer import Normal
 from fewshift.core.support import Target, Unlabelled
 from fewshift.errors import FewshiftError
 

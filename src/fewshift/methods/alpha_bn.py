@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fewshift.core.moments import Moments, Normal, SourceLayer
+from fewshift.core.moments import Moments
+from fewshift.core.source_layer import Normal, SourceLayer
 from fewshift.errors import FewshiftError
 from fewshift.methods._streaming import BatchStatistics, weighted
 

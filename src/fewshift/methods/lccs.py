@@ -24,10 +24,11 @@ from fewshift.core.heads import nearest_centroid_head, train_head
 from fewshift.core.loop import fit
 from fewshift.core.losses import Loss, mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.moments import Normal, merged, normalised, source_layers
+from fewshift.core.moments import merged, normalised, source_layers
 from fewshift.core.network import Network, batchnorm, channels_last, like, linear, logits_of, with_channels_last
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Blend, read_support, tied
+from fewshift.core.source_layer import Normal
 from fewshift.core.spans import Convex, Linear, Span, spanning_vectors
 from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
