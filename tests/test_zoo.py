@@ -13,7 +13,8 @@ import torch
 
 from fewshift.core import moments
 from fewshift.core.delta import Delta
-from fewshift.core.moments import Moments, SourceLayer
+from fewshift.core.moments import Moments
+from fewshift.core.source_layer import SourceLayer
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "zoo.py"
 
@@ -24,7 +25,9 @@ def zoo() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules["zoo"] = importlib.util.module_from_spec(spec)  # dataclasses look for their module there
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as path:
+        path.syspath_prepend(FILE.parent)  # as if it were run: it imports its neighbour
+        spec.loader.exec_module(module)
     return module
 
 
