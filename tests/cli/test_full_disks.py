@@ -11,7 +11,7 @@ import pytest
 from fewshift import FewshiftError, cli
 from fewshift.jobs.ledger import Ledger
 from tests.helpers.commands import CLASSES, network_options
-from tests.helpers.disks import room_for
+from tests.helpers.disk import room_for
 from tests.helpers.runs import GRIDS, fill, invented
 
 HEAD = ["--classes", ",".join(CLASSES)]

@@ -55,9 +55,13 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 
 
-def environment() -> dict[str, str]:
-    """What the last bit of a result depends on, beside the program."""
-    return {"torch": torch.__version__, "processor": torch.backends.cpu.get_cpu_capability()}
+def environment() -> dict[str, Any]:
+    """What the last bit of a result depends on, beside the program: processors of one family add in another order."""
+    return {
+        "torch": torch.__version__,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16": torch.cpu._is_avx512_bf16_supported(),
+    }
 
 
 def sha256(*parts: bytes) -> str:

@@ -12,13 +12,16 @@ import pytest
 import torch
 
 from fewshift import FewshiftError
+from fewshift.core.metrics import calibration_error
 from fewshift.core.support import Support, Target, draw_support
+from fewshift.lab.bench.cell import PRECISIONS
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.record import Records
 from fewshift.lab.bench.run import run, split
 from fewshift.lab.bench.sweep import missing, sweep
+from fewshift.methods.adabn import AdaBN
 from fewshift.methods.blend import Blend
 from fewshift.methods.lccs import LCCS
 from tests.helpers.bench import (
@@ -66,6 +69,25 @@ def test_all_rows_share_one_test_set_and_a_cap_is_the_same_for_every_method():
     capped = split(DOMAIN, replace(CELL, max_test=40))[1]
     assert len(capped) == 40
     assert set(capped.tolist()) <= set(split(DOMAIN, CELL)[1].tolist())
+
+
+def test_test_images_pass_a_fitted_network_in_bfloat16_and_the_fit_stays_in_float32():
+    cell = replace(CELL, method="adabn", settings={})
+    drawn, test = draw_support(DOMAIN.labels, 5, 0), split(DOMAIN, cell)[1]
+    fitted = AdaBN().adapt(make_tiny(), Target(Support(DOMAIN.pictures[drawn], DOMAIN.labels[drawn])), 0)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = torch.cat([fitted(DOMAIN.pictures[part]) for part in test.split(16)])
+    assert logits.dtype is torch.bfloat16
+    expected = calibration_error(logits.double().softmax(1), DOMAIN.labels[test])
+    whole, half = (run(replace(cell, precision=name), tiny_materials())["calibration_error"] for name in PRECISIONS)
+    assert half == pytest.approx(expected, abs=1e-12)
+    assert half != whole
+
+
+def test_a_network_that_goes_on_changing_keeps_float32():
+    cell = replace(CELL, method="tent", settings={}, shots=None)
+    whole, half = (run(replace(cell, precision=precision), tiny_materials()) for precision in PRECISIONS)
+    assert whole["calibration_error"] == half["calibration_error"]
 
 
 @pytest.mark.parametrize("method", ["source", "tent", "testtime-bn", "adabn", "late-fusion", "shot"])
@@ -134,6 +156,7 @@ def test_a_grid_is_every_row_on_every_target_with_every_seed(tmp_path):
         ("shots = [1, 5]", "shots = 5", "different whole numbers from 1"),
         ("max_test = 50", "max_test = -5", "a whole number from 1"),
         ("max_test = 50", 'max_test = "50"', "a whole number from 1"),
+        ("max_test = 50", 'precision = "float16"', "'float32' or 'bfloat16'"),
         ('targets = ["a", "b"]', 'targets = "ab"', "a list of different domains"),
         ('targets = ["a", "b"]', "targets = []", "a list of different domains"),
         ("batch_size = 8", 'batch_size = "8"', "a whole number from 1"),

@@ -36,6 +36,7 @@ OTHERS = {
     "validate": {"validate": "cv"},
     "unlabelled": {"unlabelled": 20},
     "corruption": {"corruption": "noise 1"},
+    "precision": {"precision": "bfloat16"},
 }
 
 

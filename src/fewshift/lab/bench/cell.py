@@ -17,6 +17,7 @@ OWN_SOURCE = "its own source"  # a target: images of the network's own domains t
 LAST = "last"
 STATISTICS = ("source", "batch")
 MIXES = ("as found", "balanced")
+PRECISIONS = ("float32", "bfloat16")
 
 # how older records and grids are read: fields that have another name now, and settings that are gone, with the default
 # they had; a cell with another value of such a setting is an experiment that can no longer be run
@@ -34,7 +35,8 @@ class Cell:
     set. `max_test` caps that set, drawn with a fixed seed. `damage` is done to the support (see `damage.py`).
     `validate` judges the adaptation as `adapt` does: if it is rejected, the source network predicts. `unlabelled` is
     how many images the method sees without labels; none of them is a test image. `corruption` is done to all images of
-    the target (see `lab/datasets/corruptions.py`).
+    the target (see `lab/datasets/corruptions.py`). `precision` is that of a fitted network on its test images; fits,
+    and networks that go on changing, always have float32.
     """
 
     dataset: str
@@ -51,6 +53,7 @@ class Cell:
     validate: str | None = None
     unlabelled: int | None = None
     corruption: str | None = None
+    precision: str = PRECISIONS[0]
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fewshift.errors import FewshiftError
 from fewshift.files import parsing
-from fewshift.lab.bench.cell import OWN_SOURCE
+from fewshift.lab.bench.cell import OWN_SOURCE, PRECISIONS
 from fewshift.lab.bench.damage import DAMAGES
 from fewshift.lab.datasets.corruptions import CORRUPTIONS
 
@@ -74,6 +74,7 @@ GRID_KINDS = {
     "measure": WORD,
     "paper_networks": WORD,
     "validate": _one_of(VALIDATIONS),
+    "precision": _one_of(PRECISIONS),
     "targets": TARGETS,
     "tuned_on": TARGETS,
     "seeds": Kind("a list of different whole numbers from 0, such as [0, 1, 2]", _list_of(_whole(0))),

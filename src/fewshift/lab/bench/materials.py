@@ -89,7 +89,7 @@ class Materials:
 
 
 def _answers_key(cell: Cell) -> tuple[str, ...]:
-    return "answers", cell.dataset, cell.target, cell.source, cell.corruption or ""
+    return "answers", cell.dataset, cell.target, cell.source, cell.corruption or "", cell.precision
 
 
 def open_materials(data_root: str | None, weights: str | None) -> Materials:

@@ -16,7 +16,7 @@ from fewshift.core.labels import IMAGES
 from fewshift.core.method import Method
 from fewshift.core.metrics import METRICS, Metric
 from fewshift.files.shapes import is_finite
-from fewshift.lab.bench.cell import Cell
+from fewshift.lab.bench.cell import PRECISIONS, Cell
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.grid import Grid, GridRow, TargetColumn
 from fewshift.lab.bench.record import Record
@@ -100,9 +100,10 @@ def placed_lines(grid: Grid, records: Mapping[str, Record]) -> list[PlacedLine]:
 def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
     """All lines, targets as columns."""
     cap = f", at most {grid.max_test} test images per domain" if grid.max_test else ""
+    bits = f", test images in {grid.precision}" if grid.precision != PRECISIONS[0] else ""
     return Table(
         grid.title,
-        f"{what(grid)}{cap}",
+        f"{what(grid)}{cap}{bits}",
         RULE,
         tuple(column.label for column in grid.columns),
         tuple(placed.line for placed in placed_lines(grid, records)),

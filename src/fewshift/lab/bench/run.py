@@ -18,11 +18,11 @@ from fewshift.core.metrics import Predicted, scores
 from fewshift.core.network import channels_last, like, logits_of
 from fewshift.core.support import Support, Target, Unlabelled, draw_support, others
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.cell import Cell
+from fewshift.lab.bench.cell import PRECISIONS, Cell
 from fewshift.lab.bench.damage import Drawn, damaged
 from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.provenance import made_by
-from fewshift.lab.bench.scenes import capped, run_scenes, short_notes
+from fewshift.lab.bench.scenes import capped, in_precision, run_scenes, short_notes
 from fewshift.lab.datasets.domain import Domain
 from fewshift.methods.catalog import METHODS
 from fewshift.report.results import Adaptation
@@ -163,11 +163,17 @@ class _Task:
         generator = torch.Generator().manual_seed(self.cell.seed)
         return rest[torch.randperm(len(rest), generator=generator)[:wanted]]
 
+    def probabilities(self, predictor: nn.Module, batches: Sequence[Tensor]) -> Tensor:
+        """A row of probabilities for each image."""
+        plain = not sees_stream(self.method, self.drawn)
+        with in_precision(self.cell.precision if plain else PRECISIONS[0]):
+            return _probabilities(predictor, self.domain.batches(batches))
+
     def left_out_answers(self, predictor: nn.Module, stream: Sequence[Tensor]) -> Tensor | None:
         """Predictions for the largest support, where the test set lacks nothing else."""
         if sum(map(len, stream)) + len(self.left_out) < len(self.domain.labels):
             return None
-        return _probabilities(predictor, self.domain.batches(self.left_out.split(len(stream[0]))))
+        return self.probabilities(predictor, self.left_out.split(len(stream[0])))
 
 
 def _answers(task: _Task, stream: Sequence[Tensor]) -> Answers:
@@ -182,7 +188,7 @@ def _answers(task: _Task, stream: Sequence[Tensor]) -> Answers:
     fitted, _ = fit_chosen(task.network, target, task.method, task.cell.seed)
     adapted = time.perf_counter()
     predictor = fitted.predictor.to(memory_format=torch.channels_last)
-    probabilities = _probabilities(predictor, task.domain.batches(stream))
+    probabilities = task.probabilities(predictor, stream)
     ended = time.perf_counter()
     return Answers(
         probabilities,
@@ -207,11 +213,11 @@ def _judged(task: _Task, stream: Sequence[Tensor], materials: Materials) -> Answ
     source = METHODS["source"]().adapt(task.network, Target()).to(memory_format=torch.channels_last)
 
     def by_source(indices: Tensor) -> Tensor:
-        return _probabilities(source, task.domain.batches(indices.split(AT_ONCE)))
+        return task.probabilities(source, indices.split(AT_ONCE))
 
     before = materials.source_answers(task.cell, torch.cat(list(stream)), by_source)
     candidate = result.candidate.to(memory_format=torch.channels_last)
-    after = before if _same(candidate, source) else _probabilities(candidate, task.domain.batches(stream))
+    after = before if _same(candidate, source) else task.probabilities(candidate, stream)
     ended = time.perf_counter()
     return Answers(
         after if result.accepted else before,

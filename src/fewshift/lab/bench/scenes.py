@@ -25,7 +25,7 @@ from fewshift.errors import FewshiftError
 from fewshift.images.formats import picture
 from fewshift.images.label_files import indexed, resized_labels
 from fewshift.images.scenes import Scenes
-from fewshift.lab.bench.cell import Cell
+from fewshift.lab.bench.cell import PRECISIONS, Cell
 from fewshift.report.scenes import Scene, encoded, image_iou, photograph
 
 WHOLE = {"answer", "image", "labels", "name"}  # what a record of the source network keeps of a scene
@@ -73,6 +73,11 @@ def capped(test: Tensor, images: int, most: int | None) -> Tensor:
     return order[torch.isin(order, test)][:most].sort().values
 
 
+def in_precision(precision: str) -> torch.autocast:
+    """Where test images pass a fitted network in so many bits; weights and statistics keep theirs."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
+
+
 def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit) -> dict[str, Any]:
     """The result of one experiment as plain numbers, with small pictures of the predictions."""
     _check(cell, method)
@@ -95,7 +100,8 @@ def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit
     tally, scores = torch.zeros(classes, classes, dtype=torch.long), dict[int, float]()
     kept = set(_spread(judged.tolist(), PICTURES))
     pictures: dict[int, dict[str, str]] = {}
-    for index, truth, answer in _answers(predictor, split.test, batches):
+    precision = PRECISIONS[0] if method.needs is Needs.STREAM else cell.precision
+    for index, truth, answer in _answers(predictor, split.test, batches, precision):
         tally += PIXELS.tally(truth, answer, classes)
         scores[index] = image_iou(truth, answer, classes)
         if index in kept:
@@ -160,12 +166,15 @@ def extremes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[
 
 
 @torch.no_grad()
-def _answers(predictor: nn.Module, scenes: Scenes, batches: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _answers(
+    predictor: nn.Module, scenes: Scenes, batches: Sequence[Tensor], precision: str
+) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(index, labels, predicted classes) of one image after the other."""
     for batch in batches:
         pairs = [scenes[index] for index in batch.tolist()]
         images, labels = _stacked([image for image, _ in pairs]), [label for _, label in pairs]
-        logits = logits_of(predictor(like(predictor, channels_last(images))))
+        with in_precision(precision):
+            logits = logits_of(predictor(like(predictor, channels_last(images)))).float()
         for index, label, answer in zip(batch.tolist(), labels, logits, strict=True):
             yield index, label, at_labels(answer[None], label[None])[0].argmax(0)
 
