@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 import sys
 import tempfile
@@ -56,12 +57,18 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 def environment() -> dict[str, Any]:
-    """What the last bit of a result depends on, beside the program: processors of one family add in another order."""
-    return {
-        "torch": torch.__version__,
-        "processor": torch.backends.cpu.get_cpu_capability(),
-        "bfloat16": torch.cpu._is_avx512_bf16_supported(),
-    }
+    """What the last bit of a result depends on, beside the program: other processors add in another order."""
+    return {"torch": torch.__version__, "vectors": torch.backends.cpu.get_cpu_capability(), "processor": processor()}
+
+
+def processor() -> str:
+    """Maker, family and model of this machine's processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    facts = dict(reversed([re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line]))
+    return " ".join(facts.get(name, "") for name in ("vendor_id", "cpu family", "model"))
 
 
 def sha256(*parts: bytes) -> str:
