@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,6 +58,13 @@ class Dropping(Tiny):
         return self.fc((hidden + self.bn2(self.conv2(hidden))).relu().mean((2, 3)))
 
 
+class Jittering(Tiny):
+    """Draws from NumPy and Python in evaluation mode, torch knows nothing of it."""
+
+    def forward(self, images):
+        return super().forward(images * (1 + random.random() + np.random.random_sample()))
+
+
 class Drawing(Tiny):
     """Draws a random number that changes nothing."""
 
@@ -62,12 +72,14 @@ class Drawing(Tiny):
         return super().forward(images) + 0 * torch.rand(1)
 
 
-def test_a_network_whose_answers_are_left_to_chance_is_refused():
-    network = unsettle(Dropping())
-    state = torch.get_rng_state()
+@pytest.mark.parametrize("kind", [Dropping, Jittering])
+def test_a_network_whose_answers_are_left_to_chance_is_refused(kind):
+    network = unsettle(kind())
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     with pytest.raises(FewshiftError, match="draws random numbers in evaluation mode"):
         fewshift.adapt(network, make_support(), method="adabn")
-    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
 
 
 def test_random_numbers_that_change_no_answer_are_none_of_our_business():

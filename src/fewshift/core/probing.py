@@ -17,6 +17,7 @@ from fewshift.core.folding import unfoldable
 from fewshift.core.hooks import before
 from fewshift.core.outputs import main_output
 from fewshift.core.outside import READ_ELSEWHERE, outside_reads
+from fewshift.core.randomness import draw, watched_randomness
 from fewshift.errors import FewshiftError
 
 LAST = 8  # layers among which the head is looked for: an auxiliary head may run after it
@@ -49,15 +50,16 @@ def probed(model: nn.Module, carries: Mapping[str, bool], images: Tensor) -> Pro
         seen = watches.enter_context(executions(model, names))
         outputs = watches.enter_context(last_outputs(model))
         read = watches.enter_context(outside_reads(model, carries))
-        with running(images), unchanged_randomness() as randomness:
+        with running(images), watched_randomness() as drawn:
             output = model(images.detach().clone())
+            random = drawn()
     logits = main_output(output)
     if logits.ndim < 2 or len(logits) != len(images):
         raise FewshiftError(
             f"the network's output for {len(images)} images has shape {tuple(logits.shape)}: "
             "wrap it in a module that returns one row of logits per image"
         )
-    if randomness.drawn and logits.is_floating_point():
+    if random and logits.is_floating_point():
         _refuse_chance(model, images, logits)
     return Probed(
         logits,
@@ -84,31 +86,13 @@ def running(images: Tensor) -> Iterator[None]:
         ) from error
 
 
-class Randomness:
-    """Whether random numbers were drawn."""
-
-    drawn = False
-
-
-@contextmanager
-def unchanged_randomness() -> Iterator[Randomness]:
-    """Within the block random numbers may be drawn; afterwards the global state is as before, and it is known."""
-    before, seen = torch.get_rng_state(), Randomness()
-    try:
-        yield seen
-    finally:
-        seen.drawn = not torch.equal(before, torch.get_rng_state())
-        if seen.drawn:
-            torch.set_rng_state(before)
-
-
 def _refuse_chance(model: nn.Module, images: Tensor, logits: Tensor) -> None:
     """Raise an error if the network answers the same images otherwise on another draw of random numbers.
 
     That random numbers were drawn does not say by whom: another thread may have.
     """
-    with unchanged_randomness(), torch.no_grad():
-        torch.rand(1)  # the next draw
+    with watched_randomness(), torch.no_grad():
+        draw()
         again = main_output(model(images.detach().clone()))
     rounding = 1e-3 if logits.dtype.itemsize >= 4 else 0.05
     if not torch.allclose(logits, again, rtol=0.0, atol=rounding * float(logits.abs().max()), equal_nan=True):

@@ -40,7 +40,10 @@ def checked_seed(seed: int) -> int:
 
 @contextmanager
 def watched_randomness() -> Iterator[Callable[[], bool]]:
-    """Restore the global random states of the CPU after the block; the value says whether the block drew from them."""
+    """Restore the global random states of the CPU after the block; the value says whether they changed within it.
+
+    States that nobody drew from are left alone: another thread may be using them.
+    """
     tensor, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
 
     def drawn() -> bool:
@@ -53,9 +56,17 @@ def watched_randomness() -> Iterator[Callable[[], bool]]:
     try:
         yield drawn
     finally:
-        torch.set_rng_state(tensor)
-        random.setstate(python)
-        np.random.set_state(numpy)
+        if drawn():
+            torch.set_rng_state(tensor)
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def draw() -> None:
+    """Draw one number from each global random state."""
+    torch.rand(1)
+    random.random()
+    np.random.random_sample()
 
 
 _alone = threading.RLock()  # the global random states are one per process
