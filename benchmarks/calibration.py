@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewshift import LCCS, METHODS, Method, adapt
+from fewshift.core.draws import draw_support, others
 from fewshift.core.metrics import calibration_error
-from fewshift.core.support import Support, draw_support, others
+from fewshift.core.support import Support
 from fewshift.lab.datasets import digits
 
 SHOTS = (2, 5)

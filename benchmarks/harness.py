@@ -9,7 +9,7 @@ import torch
 
 import fewshift
 from core import fastest, show
-from fewshift.core.support import draw_support
+from fewshift.core.draws import draw_support
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.materials import open_materials
 from fewshift.lab.bench.run import AT_ONCE, split

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import fewshift
+from fewshift.core.draws import draw_support
 from fewshift.core.network import Network
-from fewshift.core.support import Support, Target, draw_support
+from fewshift.core.support import Support, Target
 from fewshift.errors import FewshiftError
 from fewshift.images.inputs import as_support
 from fewshift.lab.datasets import digits

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fewshift
+from fewshift.core.draws import draw_support
 from fewshift.core.network import Network
-from fewshift.core.support import draw_support
 from fewshift.images.inputs import as_support
 from fewshift.images.preprocess import IMAGENET, Preprocess
 from fewshift.lab.datasets import digits

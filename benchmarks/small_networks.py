@@ -26,7 +26,7 @@ import fewshift
 from core import show
 from fewshift import Network, Support
 from fewshift.core import heads, loop, losses, moments, network, probing, reading
-from fewshift.core.support import draw_support
+from fewshift.core.draws import draw_support
 from fewshift.lab.datasets import digits
 from fewshift.methods import _refining
 from fewshift.trust import held_out

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fewshift
-from fewshift.core.support import Support, draw_support
+from fewshift.core.draws import draw_support
+from fewshift.core.support import Support
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.damage import damaged
 from fewshift.lab.bench.materials import Materials, open_materials

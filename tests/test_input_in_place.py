@@ -13,7 +13,7 @@ from fewshift.core.method import Needs
 from fewshift.core.support import Unlabelled
 from tests.helpers.hard_networks import MEAN, STD, InPlace, Scaling, Sometimes, WithoutGradients, made, twin
 from tests.helpers.methods import quick
-from tests.helpers.networks import Street, make_support, same_state, scenes, state, unsettle
+from tests.helpers.networks import Street, make_support, make_tiny, same_state, scenes, state, unsettle
 
 
 @pytest.fixture
@@ -155,3 +155,15 @@ def test_one_output_for_two_classes_is_found_without_writing_into_the_images():
     support = make_support(classes=2)
     network = untouched(lambda: Network.of(made(Single), support.images), support.images)
     assert (network.single, network.head, network.classes) == (True, "fc", 2)
+
+
+def test_a_hook_of_its_author_may_write_into_the_input_too():
+    network, twin_of_it = make_tiny(), make_tiny()
+    network.register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(2),))
+    twin_of_it.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 2,))
+    support = make_support()
+    ours, expected = (
+        untouched(lambda m=m: fewshift.adapt(m, support, method=quick("lccs"), validate=None).model, support.images)
+        for m in (network, twin_of_it)
+    )
+    assert same_state(state(ours), state(expected))

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
         shift,
     )
     from fewshift.core.delta import Delta
+    from fewshift.core.draws import draw_support
     from fewshift.core.method import Method
     from fewshift.core.network import Network
-    from fewshift.core.support import Support, Target, draw_support
+    from fewshift.core.support import Support, Target
     from fewshift.deploy.class_table import ImagePredictions
     from fewshift.deploy.exporting import Export, export
     from fewshift.deploy.parts import PartPredictions
@@ -66,7 +67,8 @@ _NAMES = {
     "core.delta": "Delta",
     "core.method": "Method",
     "core.network": "Network",
-    "core.support": "Support Target draw_support",
+    "core.draws": "draw_support",
+    "core.support": "Support Target",
     "deploy.class_table": "ImagePredictions",
     "deploy.exporting": "Export export",
     "deploy.parts": "PartPredictions",

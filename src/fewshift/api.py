@@ -347,4 +347,4 @@ def inspect(
 
 def merge(model: nn.Module, delta: Delta | str | Path, out: str | Path, *, undo: bool = False) -> Path:
     """Write the adapted network as ordinary weights with a card beside them; with `undo`, the source network's."""
-    return write_merged(model, delta if isinstance(delta, Delta) else Delta.load(delta), out, undo=undo)
+    return write_merged(model, delta, out, undo=undo)

@@ -76,3 +76,31 @@ def test_a_pipe_in_a_list_of_images_is_not_waited_for(command, tmp_path):
     assert "b.png cannot be read (not an ordinary file)" in done.stderr
     assert [path.name for path in (tmp_path / "out/labels").iterdir()] == ["a.png"]
     assert Path(tmp_path / "out/overlays/a.jpg").is_file()
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", LONG),
+        ("evaluate", LONG),
+        ("adapt", "--support", LONG),
+        ("merge", "--delta", LONG, "-o", "new.safetensors"),
+        ("inspect", "--weights", LONG),
+        ("show", LONG),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_one_sentence(command, words):
+    network = [] if words[0] == "show" else ["--model", "tests.helpers.labeller:labeller"]
+    done = command(*words, *network)
+    assert done.code in (1, 2)
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_link_that_leads_nowhere_is_named(command, tmp_path):
+    (tmp_path / "broken.png").symlink_to("gone.png")
+    done = command("predict", tmp_path / "broken.png", "--model", "tests.helpers.labeller:labeller")
+    assert "broken.png is a link to gone.png, which does not exist: mend the link" in done.stderr

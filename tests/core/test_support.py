@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshift import FewshiftError, Support, draw_support
+from fewshift.core.draws import others
 from fewshift.core.losses import cross_entropy
 from fewshift.core.randomness import minibatches
-from fewshift.core.support import others
 
 LABELS = torch.arange(7).repeat(40)[torch.randperm(280, generator=torch.Generator().manual_seed(0))]
 
@@ -98,3 +99,30 @@ def test_an_augmentation_may_not_change_the_shape():
     support = Support(torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]), augment=lambda image: image[:, :2])
     with pytest.raises(FewshiftError, match="augment changed an image"):
         support.batch(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, "2", None, True])
+def test_a_draw_of_no_number_of_images_is_one_sentence(k):
+    with pytest.raises(FewshiftError, match="is no number of images: give 1 or more"):
+        draw_support(LABELS, k, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "fact"),
+    [
+        (LABELS[:, None], "have shape"),
+        (LABELS.view(2, 10, 14), "have shape"),
+        (LABELS.double(), "are not integers"),
+        (["ant", "bee"], "are not integers"),
+        (np.array([object(), None]), "are not integers"),
+        (None, "are not integers"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_one_sentence(labels, fact):
+    with pytest.raises(FewshiftError, match=f"labels {fact}.*: give (one class index|class indices)"):
+        draw_support(labels, 1, 0)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint64, np.int8])
+def test_class_numbers_of_any_type_are_drawn_alike(kind):
+    assert torch.equal(draw_support(LABELS.numpy().astype(kind), 3, 0), draw_support(LABELS, 3, 0))

@@ -172,7 +172,57 @@ def test_a_target_that_would_be_a_file_and_a_folder_is_refused_before_the_work(h
     assert not (here / "out").exists()
 
 
+def test_an_image_above_the_folder_gets_its_files_below_the_output(here: Path, monkeypatch) -> None:
+    save(here / "photos/camera/day/a.png", picture(6, 6))
+    save(here / "photos/old/b.png", picture(6, 6, seed=1))
+    photo = Path("old/b.png").read_bytes()
+    monkeypatch.chdir("camera/day")
+    result = label(["a.png", "../../old/b.png"], here / "out")
+    assert (here / "photos/old/b.png").read_bytes() == photo
+    expected = {here / "out/labels/camera/day/a.png", here / "out/labels/old/b.png"}
+    assert {row.labels for row in result.images} == expected == set((here / "out/labels").rglob("*.png"))
+    for row in result.images:
+        assert np.array_equal(read(row.labels), forward(labeller(), row.file))
+
+
+def test_images_of_one_spelling_behind_a_link_are_refused(here: Path) -> None:
+    save(Path("deep/down/x.png"), picture(6, 6))
+    save(Path("deep/a.png"), picture(6, 6))
+    save(Path("a.png"), picture(6, 6, seed=1))
+    Path("link").symlink_to("deep/down")
+    with pytest.raises(FewshiftError, match=r"link/\.\./a\.png leads through a link to another image"):
+        label(["a.png", "link/../a.png"], here / "out")
+
+
+def test_an_image_is_not_written_over(here: Path) -> None:
+    save(here / "out/labels/a.png", picture(6, 6))
+    photo = (here / "out/labels/a.png").read_bytes()
+    with pytest.raises(FewshiftError, match="would be written over, and is an image that is read"):
+        label(here / "out/labels", here / "out", overwrite=True)
+    assert (here / "out/labels/a.png").read_bytes() == photo
+
+
+@pytest.mark.parametrize(
+    "options", [{"out": "out"}, {"out": "out.csv", "all_probabilities": True}, {}, {"out": "out", "pixels": True}]
+)
+def test_a_class_name_that_occurs_twice_is_refused_before_the_work(here: Path, options: dict[str, Any]) -> None:
+    save(Path("a.png"), picture(8, 8))
+    pixels = options.pop("pixels", False)
+    network, steps = (labeller(), PIXELS) if pixels else (make_tiny(), STEPS)
+    with pytest.raises(FewshiftError, match="the class name b occurs twice: name every class once"):
+        fewshift.predict(network, ".", preprocess=steps, classes=("b", "b", "c"), **options)
+    assert [path.name for path in Path().iterdir()] == ["a.png"]
+
+
 # --- long names
+
+
+def test_a_name_that_no_file_can_have_stops_no_other_of_a_list(here: Path) -> None:
+    save(Path("a.png"), picture(8, 8))
+    Path("list.txt").write_bytes(b"\xef\xbb\xbfa.png\n" + b"x" * 300 + b"\n")  # as some editors begin a file
+    result = predict("@list.txt", here / "out.csv")
+    assert [row.file for row in result.rows] == [Path("a.png")]
+    assert len(result.broken) == 1
 
 
 def test_a_target_with_too_long_a_name_is_refused_before_the_work(here: Path) -> None:

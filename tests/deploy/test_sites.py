@@ -433,6 +433,8 @@ def test_wrong_images_are_one_sentence(folder):
     sites = Sites(make_tiny(), folder)
     with pytest.raises(FewshiftError, match="images are of type list: give a tensor"):
         sites["camera-0"]([1, 2])
+    with pytest.raises(FewshiftError, match="images are uint8: preprocess them to floating point first"):
+        sites(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), of=["camera-0", "camera-1"])
     with pytest.raises(FewshiftError, match=r"images have shape \(\): give a batch"):
         sites["camera-0"](torch.tensor(1.0))
     for of in (["camera-0"] * 2, ["camera-0", "camera-1"]):

@@ -73,3 +73,21 @@ def test_other_names_are_read_back(tmp_path: Path) -> None:
     assert read_palette(write_palette(tmp_path / "palette.txt", names, COLOURS)) == list(
         zip(names, COLOURS, strict=True)
     )
+
+
+def test_classes_that_are_called_void_are_read_back(tmp_path: Path) -> None:
+    names = ("a", "void", "Void")
+    lines = painted(tmp_path, names)
+    assert np.array_equal(scene_folder(tmp_path, AS_IS, names)[0][1].numpy(), lines)
+
+
+def test_void_is_no_class_to_a_network_that_has_none_of_that_name(tmp_path: Path) -> None:
+    lines = painted(tmp_path, ("a", "void"))
+    assert np.array_equal(scene_folder(tmp_path, AS_IS, ("a",))[0][1].numpy(), np.where(lines == 1, 255, 0))
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "b", "a")])
+def test_a_name_of_two_classes_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(FewshiftError, match="the class name a occurs twice"):
+        write_palette(tmp_path / "palette.txt", names, COLOURS[: len(names)])
+    assert not list(tmp_path.iterdir())

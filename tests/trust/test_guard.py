@@ -180,6 +180,17 @@ def test_a_small_shift_says_nothing_for_a_new_head(distance, accepted):
     assert decide("not-worse", Evidence(silent, OF_IMAGES, shift=shift, new_classifier=True)).accepted == accepted
 
 
+def test_a_gain_that_is_surely_negative_is_never_handed_over_whatever_the_shift_says():
+    facts = Evidence(gain(*[-1] * 5, *[0] * 7), OF_IMAGES, shift=seen(9.0))
+    assert facts.gain is not None
+    assert facts.gain.high < 0
+    verdict = decide("not-worse", facts)
+    assert verdict.strength is not None
+    assert verdict.strength.margin > 0  # the labels are as likely as before, and the shift is large
+    assert (verdict.accepted, verdict.rule) == (False, Rule.POINT)
+    assert decide("not-worse", replace(facts, gain=gain(1, *[-1] * 2, *[0] * 9))).accepted
+
+
 @pytest.mark.parametrize(
     ("loss", "score", "accepted"),
     [(0.0, 1.1, True), (0.0, 1.0, False), (0.0, 0.9, False), (-0.1, 1.0, True), (0.3, 1.1, False)],

@@ -106,3 +106,11 @@ def test_minus_infinity_rules_out_a_class():
     inf, nan = torch.inf, torch.nan
     logits = torch.tensor([[0, 1.0], [-inf, 0], [inf, 0], [nan, 0], [-inf, -inf]])
     assert unanswered(logits).tolist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize("method", ["auto", "lccs"])
+def test_a_network_that_never_answers_is_one_sentence(method):
+    network = unsettle(Tiny())
+    network.fc.register_forward_hook(lambda _, __, output: output * 1e38 * 1e38)
+    with pytest.raises(FewshiftError, match=FACT + "|the loss is NaN for every blend"):
+        fewshift.adapt(network, make_support(), method=method)

@@ -12,7 +12,7 @@ import typer
 
 from fewshift.cli.console import MisuseError
 from fewshift.cli.options import app
-from fewshift.errors import NO_ROOM, FewshiftError
+from fewshift.errors import NO_ROOM, FewshiftError, printable
 
 __all__ = ["app", "main"]
 
@@ -40,6 +40,9 @@ for command in COMMANDS:
     import_module(f"fewshift.cli.{command}")  # which registers it
 
 
+LONGEST_SHOWN = 200  # letters of a path in a sentence
+
+
 def main() -> None:
     """The entry point: a mistake is one sentence on stderr; exit code 2 if the command itself is wrong, otherwise 1."""
     for stream in (sys.stdout, sys.stderr):
@@ -55,7 +58,12 @@ def main() -> None:
         sys.exit(2 if isinstance(error, MisuseError) else 1)
     except OSError as error:
         if error.errno not in NO_ROOM:
-            raise
+            if error.filename is None:
+                raise
+            name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
+            shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..."
+            typer.echo(printable(f"error: {shown}: {error.strerror}: check the path and who may use it"), err=True)
+            sys.exit(1)
         what = "the output" if error.filename is None else error.filename
         typer.echo(f"error: cannot write {what}: {error.strerror}: free some space", err=True)
         with suppress(OSError):

@@ -57,6 +57,8 @@ def refuse_missing(path: Path) -> None:
     if path.exists():
         return
     folder = path.parent
+    if path.is_symlink():
+        raise MisuseError(f"{path} is a link to {path.readlink()}, which does not exist: mend the link")
     if not folder.is_dir():
         raise MisuseError(f"{path} does not exist, nor does the folder {folder}: check the path")
     names = sorted(entry.name for entry in folder.iterdir())

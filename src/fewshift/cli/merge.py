@@ -28,8 +28,8 @@ def merge(
     """Write the adapted network as ordinary weights, with a card beside them."""
     import fewshift
 
-    card = out.with_suffix(".json")
-    check_outputs([out, card], [*network.files, delta])
+    card = out.with_suffix(".json") if out.name else out
+    check_outputs([out, card] if card != out else [out], [*network.files, delta])
     change = fewshift.Delta.load(delta)
     model = network.built(change.classes)
     fewshift.api.merge(model, change, out, undo=revert)

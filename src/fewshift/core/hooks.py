@@ -15,14 +15,17 @@ Before = Callable[[Any, Tensor], Tensor | None]
 """A module and its input -> what it runs on instead, or None for the input as it is."""
 
 
-def before(module: nn.Module, hook: Before) -> RemovableHandle:
-    """Call `hook(module, input)` before the module runs; as a context manager, within the block."""
-    return module.register_forward_pre_hook(partial(_called, hook), with_kwargs=True)
+def before(module: nn.Module, hook: Before, *, first: bool = False) -> RemovableHandle:
+    """Call `hook(module, input)` before the module runs; as a context manager, within the block.
+
+    It comes after the hooks that are there already, or with `first` before them.
+    """
+    return module.register_forward_pre_hook(partial(_called, hook), with_kwargs=True, prepend=first)
 
 
 def keep_input(model: nn.Module) -> None:
     """Let every pass of a private network, and of its copies, work on a clone: a network may write into its input."""
-    before(model, _cloned)
+    before(model, _cloned, first=True)  # hooks of its author may write, too
 
 
 def keeps_input(model: nn.Module) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fewshift.core import _progress as progress
 from fewshift.errors import DivergedError, FewshiftError
@@ -33,11 +37,38 @@ NO_GRADIENTS = (
 )
 
 
+RECOMPUTES = (
+    "the network runs layers anew on the way back (gradient checkpointing), which gives wrong gradients here: switch "
+    "it off, for example by model.set_grad_checkpointing(False) or memory_efficient=False"
+)
+
+
 def descend(loss: Tensor) -> None:
     """Compute the gradients of a loss, or raise one sentence if nothing that is learnt has any part in it."""
     if not loss.requires_grad:
         raise FewshiftError(NO_GRADIENTS)
-    loss.backward()
+    with _without_recomputation():
+        loss.backward()
+
+
+@contextmanager
+def _without_recomputation() -> Iterator[None]:
+    """Within the block, it is an error if this thread runs a layer.
+
+    Gradient checkpointing runs layers a second time during the way back. By then statistics that are tried may have
+    been taken out again, or be counted twice.
+    """
+    here = threading.get_ident()
+
+    def refuse(module: nn.Module, _: Any) -> None:
+        if threading.get_ident() == here:
+            raise FewshiftError(RECOMPUTES)
+
+    handle = register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from fewshift.core._arguments import checked_images, checked_model, uncompiled
+from fewshift.core._arguments import checked_images, checked_model
+from fewshift.core.copies import structural_copy, unused
 from fewshift.core.hooks import before, keep_input, keeps_input, without_clone
 from fewshift.core.normalisation import Whitening
 from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
@@ -86,11 +87,12 @@ class Network:
         images = like(private, checked_images(images)[:2])
         if not images.numel():
             raise FewshiftError("there are no images: give at least one")
-        seen = probed(private, {layer.name: listed.carries_affine(layer) for layer in listed.layers}, images)
+        with unused(checked_model(model)):
+            seen = probed(private, {layer.name: listed.carries_affine(layer) for layer in listed.layers}, images)
         if not keeps_input(private):
             keep_input(private)  # whether it writes into its images may depend on what they are, and how many
         logits, calls = seen.logits, seen.calls
-        head = named_head(private, head) if head else find_head(private, seen.outputs, logits)
+        head = named_head(private, head, seen.outputs, logits) if head else find_head(private, seen.outputs, logits)
         if single := is_single(logits):
             refuse_probability(seen.outputs, logits)
             logits, head = as_two(logits), give_two_rows(private, head, images, logits)
@@ -219,36 +221,6 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     return chain(model.parameters(), model.buffers())
 
 
-def structural_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode with its own modules and buffers, around the same parameters.
-
-    Some networks count in a buffer while they run: the copy counts, the original does not.
-    """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise FewshiftError("a scripted network hides its layers: pass the nn.Module it was made from")
-    model = checked_model(model)
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise FewshiftError(f"a {type(model).__name__} wraps the network: pass its .module")
-    for name, module in model.named_modules():
-        if uncompiled(module) is not module:
-            raise FewshiftError(
-                f"layer '{name}' of the network is compiled, which hides what is in it: adapt the network before "
-                "torch.compile, or put the layer's _orig_mod in its place"
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise FewshiftError(
-                f"layer '{name}' of the network is scripted, which hides what is in it: put the nn.Module it was made "
-                "from in its place"
-            )
-    try:
-        return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
-    except Exception as error:
-        raise FewshiftError(
-            f"this {type(model).__name__} cannot be copied ({_first_line(error)}): adaptation works on copies, "
-            "so make it support copy.deepcopy"
-        ) from error
-
-
 def free_memory(device: torch.device) -> int | None:
     """Bytes that a device can give without swapping; None if unknown."""
     if device.type == "cuda":
@@ -331,8 +303,3 @@ def _computed(module: nn.Module) -> bool:
     """Whether a tensor of BatchNorm is there without being registered: pruning and `__getattr__` make it anew."""
     own = module._parameters.keys() | module._buffers.keys()
     return any(getattr(module, key, None) is not None for key in FROZEN_TENSORS - own)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -187,12 +187,20 @@ def find_head(model: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> s
     return None
 
 
-def named_head(model: nn.Module, name: str) -> str:
-    """`name`, or an error if no layer of that name can be a head."""
+def named_head(
+    model: nn.Module, name: str, outputs: Mapping[str, Tensor] | None = None, logits: Tensor | None = None
+) -> str:
+    """`name`, or an error if no layer of that name can be a head, or if it gave another number of classes."""
     modules = dict(model.named_modules())
     if name not in modules or not _can_be_head(modules[name]):
         known = [other for other, module in modules.items() if _can_be_head(module)][-3:]
         raise FewshiftError(f"head '{name}' is not a linear layer of this network: try one of {known}")
+    output = (outputs or {}).get(name)
+    if logits is not None and output is not None and output.shape[1:2] != logits.shape[1:2]:
+        raise FewshiftError(
+            f"head '{name}' gives {output.shape[1]} classes and the network's output has {logits.shape[1]}: name "
+            "another head, or wrap the network in a module that returns the logits alone"
+        )
     return name
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, count
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -149,11 +149,16 @@ def read(
 
         def rule(name: str, current: Moments) -> Normal:
             calls.setdefault(name, []).append(current)
+            if len(calls[name]) > calls_of[name]:
+                _refuse_other_calls(name, calls_of[name])
             return blended(name, held[name] if name in held else concatenated(calls[name]))
 
         for name, layer in source.items():  # an earlier pass may have written into them
             layer.restore(batchnorm(working, name))
         answers = PASSES[route](network, working, source, chunks, rule)
+        for name, parts in calls.items():
+            if len(parts) < calls_of[name]:
+                _refuse_other_calls(name, calls_of[name])
         return {name: concatenated(parts) for name, parts in calls.items()}, answers
 
     seen, answers = one_pass({})
@@ -163,6 +168,14 @@ def read(
         seen, _ = one_pass({name: seen[name] for name in repeated})
     _, answers = one_pass(seen)  # every layer held
     return Reading(seen, answers, route)
+
+
+def _refuse_other_calls(name: str, usual: int) -> NoReturn:
+    times = "once" if usual == 1 else f"{usual} times"
+    raise FewshiftError(
+        f"the network runs layer '{name}' {times} for two images and not so for these: let its forward pass a whole "
+        "batch at once, not in chunks"
+    )
 
 
 def _as_one_batch(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewshift.core._arguments import checked_images
 from fewshift.core._display import Displayed, few
+from fewshift.core.draws import others
 from fewshift.core.labels import (
     Augment,
     Labels,
@@ -27,7 +28,6 @@ from fewshift.core.labels import (
 )
 from fewshift.core.left_out import LeftOut
 from fewshift.core.losses import IGNORE, Loss, at_labels, cross_entropy
-from fewshift.core.randomness import checked_seed
 from fewshift.errors import FewshiftError
 
 FOLDS = 3  # few, for the time: each adapts with most of the images
@@ -311,40 +311,3 @@ class Target:
         if self.unlabelled is not None:
             return self.unlabelled.batch(torch.arange(min(2, len(self.unlabelled))))
         raise FewshiftError(f"{who} needs {what}: pass a few target images, as support or unlabelled")
-
-
-def draw_support(
-    labels: Sequence[int] | Tensor,
-    k: int,
-    seed: int,
-    classes: Sequence[str] | None = None,
-    *,
-    skip_rare: bool = False,
-) -> Tensor:
-    """Indices of k images per class, uniformly without replacement.
-
-    Each class has its own seeded order, and the first k are drawn. So the draw for k is part of the draw for k + 1, and
-    does not depend on the other classes. A class with fewer images is an error, or is left out with `skip_rare`.
-    """
-    labels, seed = torch.as_tensor(labels), checked_seed(seed)
-    chosen = []
-    for label in labels.unique().tolist():
-        members = (labels == label).nonzero().flatten()
-        if len(members) < k:
-            if skip_rare:
-                continue
-            name = f"'{classes[label]}'" if classes else str(label)
-            raise FewshiftError(
-                f"class {name} has {len(members)} images, {k} shots asked: "
-                f"add {k - len(members)} or ask for {len(members)}"
-            )
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + label)
-        chosen.append(members[torch.randperm(len(members), generator=generator)[:k]])
-    return torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.long)
-
-
-def others(indices: Tensor, total: int) -> Tensor:
-    """The indices below `total` that are not in `indices`: those left for evaluation."""
-    keep = torch.ones(total, dtype=torch.bool)
-    keep[indices] = False
-    return keep.nonzero().flatten()

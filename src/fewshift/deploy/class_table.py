@@ -27,6 +27,7 @@ from fewshift.deploy.fingerprints import fingerprint
 from fewshift.errors import FewshiftError
 from fewshift.files.parsing import read_json
 from fewshift.files.shapes import fields, is_flag, is_text
+from fewshift.images.class_names import refuse_repeated
 from fewshift.images.preprocess import Preprocess
 from fewshift.trust.evaluation import class_probabilities
 
@@ -63,6 +64,7 @@ class Columns:
     def __post_init__(self) -> None:
         if not isinstance(self.top, int) or not 1 <= self.top <= len(self.classes):
             raise FewshiftError(f"top={self.top!r} of {len(self.classes)} classes: give 1 to {len(self.classes)}")
+        refuse_repeated(self.classes)
         if strange := [name for name in self.classes if not is_unicode(name)]:
             raise FewshiftError(f"the class name {as_text(strange[0])} is not UTF-8 text: give it another (classes=)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import sys
@@ -49,7 +50,7 @@ class FileList(NamedTuple):
 
 def listed(images: Files) -> FileList:
     """The image files that are meant, in the order given; those of a folder are sorted."""
-    if isinstance(images, (str, Path)) and Path(images).exists():
+    if isinstance(images, (str, Path)) and _exists(images):
         root = images_below(images)
         names = list(image_names(root)) if root.is_dir() else []
         return FileList(root, Names(names) if names else image_files(root))  # which says why there are none
@@ -62,13 +63,13 @@ def listed(images: Files) -> FileList:
     files = [file for path in paths for file in _meant_by(path)]
     if not files:
         raise FewshiftError("there are no images: give some")
-    return FileList(Path(os.path.commonpath([file.absolute().parent for file in files])), files)
+    return FileList(Path(os.path.commonpath([plain(file.parent) for file in files])), files)
 
 
 def _meant_by(path: str | Path) -> list[Path]:
     """The image files that one word stands for."""
     text = str(path)
-    if Path(path).exists():
+    if _exists(path):
         return image_files(images_below(path))
     if text == "-":
         return _named_in(sys.stdin.buffer.read(), "standard input")
@@ -90,9 +91,27 @@ def _named_in(content: bytes, where: str) -> list[Path]:
 
     A name without a file stays in the list: it is reported like a damaged image, and does not stop the others.
     """
+    content = content.removeprefix(codecs.BOM_UTF8)
     separator = b"\0" if b"\0" in content else b"\n"
     names = [os.fsdecode(name.strip(b"\r") if separator == b"\n" else name) for name in content.split(separator)]
     paths = [Path(name) for name in names if name.strip()]
     if not paths:
         raise FewshiftError(f"{where} names no images: write one path in each line")
-    return [file for path in paths for file in (image_files(path) if path.is_dir() else [path])]
+    return [file for path in paths for file in (image_files(path) if _is_folder(path) else [path])]
+
+
+def plain(path: Path) -> Path:
+    """The absolute path without "..", as it is spelled: no link is followed."""
+    return Path(os.path.normpath(path.absolute()))
+
+
+def _exists(path: str | Path) -> bool:
+    """Whether there is such a file or folder; a name that is too long, or in a closed folder, names none."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    return _exists(path) and path.is_dir()

@@ -15,13 +15,21 @@ from fewshift.errors import FewshiftError
 from fewshift.models.cards import in_library, known_card
 
 
-def write_merged(model: nn.Module, delta: Delta, out: str | Path, *, undo: bool = False) -> Path:
-    """Write the weights of the adapted network, or with `undo` the source network's from adapted ones, and a card."""
-    out = checked_path(out, "the output")
+def write_merged(model: nn.Module, delta: Delta | str | Path, out: str | Path, *, undo: bool = False) -> Path:
+    """Write the weights of the adapted network, or with `undo` the source network's from adapted ones, and a card.
+
+    Files that the network or the delta came from are not written over.
+    """
+    out, card_file = _with_card(out)
+    read = () if isinstance(delta, Delta) else (Path(delta),)
+    delta = delta if isinstance(delta, Delta) else Delta.load(delta)
     network = delta.revert(model) if undo else delta.apply(model)
     known = known_card(model)
-    if known.weights and out.resolve() == Path(known.weights).resolve():
-        raise FewshiftError(f"{out} has the weights that the network came from: choose another file")
+    came_from = [Path(known.weights)] if known.weights else []
+    kept = {path.resolve() for path in (*came_from, *filter(None, [known.path]), *read)}
+    for path in (out, card_file):
+        if path.resolve() in kept:
+            raise FewshiftError(f"{path} is a file that the network or the delta came from: choose another file")
     arch = known.arch if known.arch and in_library(known.arch) else None  # a card names no code to run
     card = {"arch": arch, "classes": delta.classes, "algorithm": known.algorithm, **(delta.preprocess or {})}
     for name, value in network.state_dict().items():
@@ -32,7 +40,15 @@ def write_merged(model: nn.Module, delta: Delta, out: str | Path, *, undo: bool 
             )
     with whole(out) as draft:
         save_model(network, str(draft))
-        with whole(out.with_suffix(".json")) as card_draft:
+        with whole(card_file) as card_draft:
             text = json.dumps({key: value for key, value in card.items() if value is not None}, indent=1)
             card_draft.write_text(text, encoding="utf-8")
     return out
+
+
+def _with_card(out: str | Path) -> tuple[Path, Path]:
+    """The file of weights and the card beside it, or one sentence if they would be one file or none."""
+    out = checked_path(out, "the output")
+    if out.name in ("", "..") or out.suffix == ".json":
+        raise FewshiftError(f"cannot write weights to {str(out)!r}: name a file such as new.safetensors")
+    return out, out.with_suffix(".json")

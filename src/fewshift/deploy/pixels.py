@@ -17,8 +17,9 @@ from fewshift.core._files import make_folder, read_ordinary, refuse_long_name
 from fewshift.core._progress import track
 from fewshift.deploy.decoding import Unreadable
 from fewshift.deploy.fingerprints import fingerprint
-from fewshift.deploy.listing import FileList, Files
+from fewshift.deploy.listing import FileList, Files, plain
 from fewshift.errors import FewshiftError
+from fewshift.images.class_names import refuse_repeated
 from fewshift.images.folders import open_image
 from fewshift.images.label_files import (
     PALETTE_FILE,
@@ -95,6 +96,7 @@ def label_files(
     strict: bool,
 ) -> PixelPredictions:
     """Write a label map and an overlay for each image into the folder `out`."""
+    refuse_repeated(names)
     folder = _checked_folder(out, images if isinstance(images, (str, Path)) else listing.root, listing.root)
     run = _PixelRun(network, replace(preprocess, crop=None), names, palette_of(names), window, stride, strict)
     written = run.label(listing.files, _targets(listing, folder), folder, resume, overwrite)
@@ -206,8 +208,9 @@ def _check_targets(folder: Path, targets: Sequence[Mapping[str, Path]], run: str
 
 def _targets(listing: FileList, folder: Path) -> list[dict[str, Path]]:
     """A label map and an overlay for each image, by its path below the common folder."""
-    root = listing.root.absolute()
-    files = [file.absolute() for file in listing.files]
+    root = plain(listing.root)
+    files = [plain(file) for file in listing.files]
+    _refuse_two_meanings(listing.files, files)
     paths = [Path(file.name) if file == root else file.relative_to(root) for file in files]
     names = _target_names(set(paths))
     targets = [
@@ -215,7 +218,20 @@ def _targets(listing: FileList, folder: Path) -> list[dict[str, Path]]:
         for path in paths
     ]
     _refuse_impossible(targets)
+    for path in {plain(path) for target in targets for path in target.values()} & set(files):
+        raise FewshiftError(f"{path} would be written over, and is an image that is read: choose another folder")
     return targets
+
+
+def _refuse_two_meanings(files: Sequence[Path], paths: Sequence[Path]) -> None:
+    """One sentence where two images have one path without "..": behind a link, ".." leads elsewhere."""
+    if not any(".." in file.parts for file in files):
+        return
+    meant: dict[Path, Path] = {}
+    for file, path in zip(files, paths, strict=True):
+        resolved = file.resolve()
+        if meant.setdefault(path, resolved) != resolved:
+            raise FewshiftError(f"{file} leads through a link to another image than {path}: give it without '..'")
 
 
 def _target_names(paths: Set[Path]) -> dict[Path, Path]:

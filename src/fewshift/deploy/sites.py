@@ -17,8 +17,9 @@ from torch.func import functional_call
 from fewshift.core._arguments import checked_model
 from fewshift.core._display import Displayed, byte_size, few
 from fewshift.core.adaptable import refuse_without_statistics
+from fewshift.core.copies import structural_copy
 from fewshift.core.hooks import keep_input
-from fewshift.core.network import like, list_layers, structural_copy
+from fewshift.core.network import like, list_layers
 from fewshift.core.outputs import main_output
 from fewshift.core.probing import find_head, last_outputs, named_head
 from fewshift.core.soundness import refuse_broken_weights
@@ -281,6 +282,9 @@ def _tensor(images: Any) -> Tensor:
         raise FewshiftError(f"images are of type {type(images).__name__}: give a tensor of preprocessed images")
     if images.ndim < 2:
         raise FewshiftError(f"images have shape {tuple(images.shape)}: give a batch, one image after the other")
+    if not images.is_floating_point():
+        kind = str(images.dtype).removeprefix("torch.")
+        raise FewshiftError(f"images are {kind}: preprocess them to floating point first")
     return images
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from fewshift.core.network import structural_copy
+from fewshift.core.copies import structural_copy
 from fewshift.core.outputs import main_output
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from fewshift.core._names import as_text
 from fewshift.errors import FewshiftError
 
 
@@ -62,3 +63,12 @@ def some(things: Sequence[Any], most: int = 20) -> str:
     """The first few things, and how many more there are."""
     rest = f" and {len(things) - most} more" if len(things) > most else ""
     return ", ".join(map(str, things[:most])) + rest
+
+
+def refuse_repeated(names: Sequence[str]) -> None:
+    """One sentence where two classes have one name: their answers could not be told apart."""
+    known: set[str] = set()
+    for name in names:
+        if name in known:
+            raise FewshiftError(f"the class name {as_text(name)} occurs twice: name every class once (classes=)")
+        known.add(name)

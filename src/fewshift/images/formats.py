@@ -70,7 +70,11 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
     The size is checked before a pixel is decoded: a few hundred bytes can claim gigabytes.
     """
     path = Path(path)
-    if not path.is_file():
+    try:
+        ordinary = path.is_file()
+    except OSError as error:  # a name that is too long, or a folder that is closed
+        raise FewshiftError(f"cannot open {path}: {error.strerror}: check the path and who may use it") from error
+    if not ordinary:
         raise FewshiftError(
             f"{path} is not an ordinary file: replace or remove it"
             if path.exists()

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core._arguments import checked_images
+from fewshift.core.draws import draw_support
 from fewshift.core.labels import IMAGES, Augment, Stack
 from fewshift.core.left_out import LeftOut
-from fewshift.core.support import Support, Unlabelled, draw_support
+from fewshift.core.support import Support, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import ImageFolder, image_files, labelled_files, labelled_folder, read_tensor
 from fewshift.images.formats import left_out_below, looks_like_an_image

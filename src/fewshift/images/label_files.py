@@ -26,7 +26,7 @@ from fewshift.errors import FewshiftError
 from fewshift.files.parsing import whole_number
 from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
-from fewshift.images.class_names import plain_name, some
+from fewshift.images.class_names import plain_name, refuse_repeated, some
 from fewshift.images.formats import opened
 
 Array = np.ndarray[Any, Any]
@@ -277,6 +277,7 @@ def origin_of(path: str | Path) -> tuple[str, float] | None:
 def write_palette(path: str | Path, classes: Sequence[str], palette: Palette) -> Path:
     """Write what the colours of label files mean, for `read_palette`, which has to find the same classes."""
     path = Path(path)
+    refuse_repeated(classes)
     with whole(path) as draft:
         draft.write_text("".join(starmap(_palette_line, zip(classes, palette, strict=True))), encoding="utf-8")
     return path

@@ -11,10 +11,10 @@ import torch
 from PIL import ExifTags
 from torch import Tensor
 
+from fewshift.core.draws import others
 from fewshift.core.labels import PIXELS, Labels
 from fewshift.core.losses import IGNORE
 from fewshift.core.randomness import checked_seed
-from fewshift.core.support import others
 from fewshift.errors import FewshiftError
 from fewshift.images import cityscapes
 from fewshift.images.cityscapes import RGB
@@ -233,7 +233,8 @@ def _refuse_labels(root: Path) -> None:
 def _painted(file: Path, classes: Sequence[str] | None) -> tuple[tuple[str, ...], Encoding, dict[int, RGB]]:
     """Class names, the encoding of label files and the colour of each class, from a palette file."""
     lines = read_palette(file)
-    own = tuple(dict.fromkeys(name for name, _ in lines if name.casefold() not in VOID))
+    known = set(classes or ())  # a class of the network may be called "void"
+    own = tuple(dict.fromkeys(name for name, _ in lines if name in known or name.casefold() not in VOID))
     if not own:
         raise FewshiftError(f"{file} names no classes: write one 'red green blue name' per line")
     names, numbers = _matched(own, classes, str(file))

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.copies import structural_copy
 from fewshift.core.losses import IGNORE
-from fewshift.core.network import copied_like, like, logits_of, structural_copy
+from fewshift.core.network import copied_like, like, logits_of
 from fewshift.errors import FewshiftError
 
 Size = int | tuple[int, int]  # of a square, or (height, width)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from fewshift.api import adapt
 from fewshift.core import _progress as progress
+from fewshift.core.draws import draw_support, others
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import logits_of
-from fewshift.core.support import Support, Target, Unlabelled, draw_support, others
+from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.lab.datasets import digits
 from fewshift.methods.catalog import METHODS
 from fewshift.methods.tent import Tent

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from fewshift.core import _progress as progress
 from fewshift.core.adaptable import refuse_unmergeable
 from fewshift.core.distance import look, measured, score
+from fewshift.core.draws import others
 from fewshift.core.losses import log_losses
 from fewshift.core.moments import merged, source_layers
 from fewshift.core.network import Network, channels_last, like, with_channels_last
 from fewshift.core.reading import Reading, read_support, tied
 from fewshift.core.source_layer import Normal
-from fewshift.core.support import Support, Target, Unlabelled, others
+from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError, NotFiniteError
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.draws import others
 from fewshift.core.heads import best_scale, leaning_rows, scores_apart, trained_rows
 from fewshift.core.losses import log_losses
-from fewshift.core.support import others
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)  # of the source's head
 USUAL = 0.9  # the share that stays where labels say nothing

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
+from fewshift.core.draws import others
 from fewshift.core.heads import gives_output, train_head
 from fewshift.core.loop import fit
 from fewshift.core.losses import Loss, log_losses
@@ -30,7 +31,7 @@ from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Reading
 from fewshift.core.sharing import each_once, same_tensor
 from fewshift.core.support import MINIBATCH as AT_ONCE
-from fewshift.core.support import Support, others
+from fewshift.core.support import Support
 from fewshift.errors import DivergedError
 from fewshift.methods._blending import Blended
 from fewshift.methods._new_head import LEAST_SCALE, HeldOutHeads, LinearHead, MixedHead

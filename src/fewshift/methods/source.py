@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewshift.core.copies import structural_copy
 from fewshift.core.method import Fitted, Method, Needs
-from fewshift.core.network import Network, structural_copy
+from fewshift.core.network import Network
 from fewshift.core.support import Target
 
 

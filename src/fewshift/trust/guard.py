@@ -94,7 +94,7 @@ class Rule(Enum):
     UNSEEN_CLASSES = "unseen classes"
     FORGOTTEN_CLASSES = "forgotten classes"
     NO_EVIDENCE = "no evidence"
-    POINT = "point"  # of pixels: the mean gain itself
+    POINT = "point"  # the gain itself
     STRENGTH = "strength"
     THRESHOLD = "threshold"
 
@@ -133,7 +133,8 @@ def decide(accept: Accept, evidence: Evidence) -> Verdict:
 
     - "always": whatever the evidence says.
     - "not-worse": if the evidence for it is stronger than chance makes once in ten times, or, where statistics alone
-      changed, and carefully, if there is more for it than against it (see `Strength`). With pixel labels an image is
+      changed, and carefully, if there is more for it than against it (see `Strength`). A gain whose whole interval is
+      below zero is refused. With pixel labels an image is
       much evidence, and the share of right pixels decides. A new classifier is refused where classes have no image: it
       forgets them, and no held-out image can tell. So is a network that may lose more in classes without an image, as
       unlabelled images show, than the others gain.
@@ -165,6 +166,8 @@ def _not_worse(gain: Gain, evidence: Evidence) -> Verdict:
     unseen = len(evidence.unseen) / max(1, len(evidence.unseen) + len(gain.per_class))
     careful = evidence.cautious and evidence.weakness is None
     strength = Strength.of(gain, evidence.shift, unseen, new_head=evidence.new_classifier, cautious=careful)
+    if strength.margin > 0 and gain.high < 0:
+        return Verdict(False, Rule.POINT, strength=strength)
     return Verdict(strength.margin > 0, Rule.STRENGTH, strength=strength)
 
 

@@ -13,8 +13,10 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from fewshift.core.draws import others
 from fewshift.core.losses import temperature
-from fewshift.core.support import Support, others
+from fewshift.core.outputs import NO_ANSWER, REMEDY
+from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 from fewshift.trust.gain import Gain
 from fewshift.trust.held_out import HeldOut, ImageAnswers
@@ -116,6 +118,8 @@ def held_out_probabilities(networks: Sequence[ImageAnswers]) -> tuple[Tensor, Te
     images, rows = first.images.unique(return_inverse=True)
     logits = [first.source, *(network.adapted for network in networks)]
     finite = [each for each in logits if torch.isfinite(each).all()]
+    if not finite:
+        raise FewshiftError(f"{NO_ANSWER} for held-out images, before and after adaptation: {REMEDY}")
     tempered = torch.stack([(each / temperature(each, first.labels)).softmax(1) for each in finite]).mean(0)
     sums = tempered.new_zeros(len(images), tempered.shape[1]).index_add_(0, rows, tempered)
     labels = first.labels.new_empty(len(images)).index_copy_(0, rows, first.labels)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fewshift import FewshiftError
+from fewshift.core.draws import draw_support
 from fewshift.core.metrics import calibration_error
-from fewshift.core.support import Support, Target, draw_support
+from fewshift.core.support import Support, Target
 from fewshift.lab.bench.cell import PRECISIONS
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.grid import Grid

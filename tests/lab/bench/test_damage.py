@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fewshift import FewshiftError
-from fewshift.core.support import draw_support
+from fewshift.core.draws import draw_support
 from fewshift.lab.bench.damage import DAMAGES, damaged
 
 LABELS = torch.arange(7).repeat(40)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fewshift import Auto, FewshiftError, adapt
-from fewshift.core.support import Support, draw_support
+from fewshift.core.draws import draw_support
+from fewshift.core.support import Support
 from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.condition import Condition
 from fewshift.lab.bench.damage import damaged

@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fewshift.core.draws import draw_support
 from fewshift.core.labels import PIXELS
-from fewshift.core.support import draw_support
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import open_image
 from fewshift.images.preprocess import Preprocess

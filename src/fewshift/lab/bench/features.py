@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.draws import draw_support, others
 from fewshift.core.hooks import before
 from fewshift.core.moments import source_layers
 from fewshift.core.network import Network, batchnorm, channels_last, like
-from fewshift.core.support import draw_support, others
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import LAST, Cell, FeatureCell, Sample
 from fewshift.lab.bench.grid import Grid

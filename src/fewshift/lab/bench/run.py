@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.api import adapt
+from fewshift.core.draws import draw_support, others
 from fewshift.core.labels import IMAGES
 from fewshift.core.method import Method, Needs
 from fewshift.core.metrics import Predicted, scores
 from fewshift.core.network import channels_last, like, logits_of
-from fewshift.core.support import Support, Target, Unlabelled, draw_support, others
+from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import PRECISIONS, Cell
 from fewshift.lab.bench.damage import Drawn, damaged

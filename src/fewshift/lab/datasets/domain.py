@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fewshift.core.support import others
+from fewshift.core.draws import others
 from fewshift.errors import FewshiftError
 from fewshift.images.folders import open_image
 from fewshift.images.preprocess import Preprocess

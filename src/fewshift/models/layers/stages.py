@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewshift.core.network import like, structural_copy
+from fewshift.core.copies import structural_copy
+from fewshift.core.network import like
 from fewshift.errors import FewshiftError
 
 AUTO = "auto"
