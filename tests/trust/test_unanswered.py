@@ -11,6 +11,8 @@ import torch
 import fewshift
 from fewshift import FewshiftError, Preprocess
 from fewshift.core.outputs import unanswered
+from fewshift.trust.held_out import ImageAnswers
+from fewshift.trust.suspects import suspected
 from tests.helpers.networks import Street, Tiny, make_support, scenes, unsettle
 from tests.helpers.pictures import picture, save
 
@@ -110,7 +112,17 @@ def test_minus_infinity_rules_out_a_class():
 
 @pytest.mark.parametrize("method", ["auto", "lccs"])
 def test_a_network_that_never_answers_is_one_sentence(method):
-    network = unsettle(Tiny())
-    network.fc.register_forward_hook(lambda _, __, output: output * 1e38 * 1e38)
-    with pytest.raises(FewshiftError, match=FACT + "|the loss is NaN for every blend"):
+    class Silent(Tiny):
+        def forward(self, images):
+            return super().forward(images) * 1e38 * 10
+
+    network = unsettle(Silent())
+    with pytest.raises(FewshiftError, match="the network's logits are not finite|the loss is NaN for every blend"):
         fewshift.adapt(network, make_support(), method=method)
+
+
+def test_held_out_answers_that_are_none_are_one_sentence():
+    index = torch.arange(2)
+    held = ImageAnswers(index, index, index, torch.full((2, 3), torch.inf), torch.full((2, 3), torch.nan))
+    with pytest.raises(FewshiftError, match=FACT + " for held-out images, before and after adaptation"):
+        suspected([held])
