@@ -117,7 +117,7 @@ def test_a_network_that_never_answers_is_one_sentence(method):
             return super().forward(images) * 1e38 * 10
 
     network = unsettle(Silent())
-    with pytest.raises(FewshiftError, match="the network's logits are not finite|the loss is NaN for every blend"):
+    with pytest.raises(FewshiftError, match=r"the network's logits are not finite|the loss is NaN for every blend"):
         fewshift.adapt(network, make_support(), method=method)
 
 
