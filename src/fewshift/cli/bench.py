@@ -30,6 +30,13 @@ def bench(
     address: Annotated[
         str | None, typer.Option(help="Address of the Ray cluster, or auto; a local one is started by default.")
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="float32 or bfloat16: what networks compute in, instead of the grids' own. bfloat16 is two to four "
+            "times as fast on processors that have it, and slower on others."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run the cells of grids that have no result yet. Run it again to continue where it stopped."""
@@ -46,7 +53,9 @@ def bench(
 
         try:
             folders = {"data_root": data_root, "weights": weights}
-            summary = run_grids(names, out, **folders, workers=workers, engine=engine, address=address, tell=show)
+            summary = run_grids(
+                names, out, **folders, workers=workers, engine=engine, address=address, precision=precision, tell=show
+            )
         except KeyboardInterrupt:
             say(f"stopped after {so_far[0]} of {so_far[1]} cells: run it again to continue", err=True)
             raise

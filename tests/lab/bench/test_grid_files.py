@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from fewshift import FewshiftError
 from fewshift.lab.bench.features import load_grid
 from fewshift.lab.bench.grid import Grid
+from fewshift.lab.bench.grid_format import with_precision
+from fewshift.lab.bench.record import Records
+from fewshift.lab.bench.runs import run_grids
 
 GRID = """
 title = "Toy"
@@ -17,6 +21,16 @@ source = "SOURCE"
 targets = ["here", "there -> here"]
 seeds = [0, 7]
 rows = [{method = "source"}]
+"""
+
+SMALL = """
+title = "Toy"
+dataset = "digits"
+source = "mnist"
+targets = ["uci"]
+seeds = [0]
+max_test = 20
+rows = [{method = "source"}, {method = "adabn", shots = [1]}]
 """
 
 
@@ -31,6 +45,31 @@ def test_words_in_braces_stand_for_the_cells_own(tmp_path: Path) -> None:
     assert [cell.source for cell in grid.cells()] == [
         "net-here--0", "net-here--7", "net-here-there-0", "net-here-there-7",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("own", ["", 'precision = "float32"  # as ever\n'])
+def test_another_precision_changes_a_grids_file_in_nothing_else(tmp_path: Path, own: str) -> None:
+    rows = "".join('[[rows]]\nmethod = "lccs"\nshots = [1]\nlabel = "precision = 1"\n' for _ in range(2))
+    text = GRID.replace('rows = [{method = "source"}]\n', own) + rows
+    halved = Grid.load(written(tmp_path, with_precision(text, "bfloat16")))
+    assert halved == replace(Grid.load(written(tmp_path, text)), precision="bfloat16")
+    assert with_precision(GRID, "bfloat16").startswith(GRID)  # rows in brackets, without a table of their own
+
+
+def test_a_run_keeps_its_grids_with_the_precision_it_was_given(tmp_path: Path) -> None:
+    grid = written(tmp_path, SMALL)
+    run_grids([grid], tmp_path / "run", precision="bfloat16")
+    kept = Grid.load(tmp_path / "run" / "grids" / "toy.toml")
+    assert kept.precision == "bfloat16"
+    records = Records(tmp_path / "run").read()
+    assert {cell.key for cell in kept.cells()} == records.keys()
+    assert {record["cell"]["precision"] for record in records.values()} == {"bfloat16"}
+    for precision in ("float16", ""):
+        with pytest.raises(FewshiftError, match="is unknown: choose one of float32, bfloat16"):
+            run_grids([grid], tmp_path / "other", precision=precision)
+    with pytest.raises(FewshiftError, match="compares features, always in float32: run it without a precision"):
+        run_grids(["features_digits"], tmp_path / "other", precision="bfloat16")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_target_that_looks_like_a_word_in_braces_is_not_replaced_again(tmp_path: Path) -> None:

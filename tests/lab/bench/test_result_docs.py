@@ -143,9 +143,12 @@ def test_a_grid_of_the_package_is_called_by_its_name_while_it_is_the_same(tmp_pa
     from fewshift.lab.bench.features import GRIDS
 
     text = (GRIDS / "smoke.toml").read_text("utf-8")
-    for name, grid in (("same", text), ("changed", text.replace("seeds = [0, 1, 2]", "seeds = [0, 1]"))):
+    halved = 'precision = "bfloat16"\n' + text
+    grids = {"same": text, "changed": text.replace("seeds = [0, 1, 2]", "seeds = [0, 1]"), "halved": halved}
+    for name, grid in grids.items():
         write_docs([fill(tmp_path / name, "smoke", grid)], tmp_path / f"{name}-docs")
-    command = {name: (tmp_path / f"{name}-docs" / "smoke.md").read_text("utf-8") for name in ("same", "changed")}
+    command = {name: (tmp_path / f"{name}-docs" / "smoke.md").read_text("utf-8") for name in grids}
+    assert "\n    fewshift bench smoke --out runs/halved --precision bfloat16\n" in command["halved"]
     assert "\n    fewshift bench smoke --out runs/same\n" in command["same"]
     assert "\n    fewshift bench runs/changed/grids/smoke.toml --out runs/changed\n" in command["changed"]
 

@@ -35,8 +35,8 @@ class Cell:
     set. `max_test` caps that set, drawn with a fixed seed. `damage` is done to the support (see `damage.py`).
     `validate` judges the adaptation as `adapt` does: if it is rejected, the source network predicts. `unlabelled` is
     how many images the method sees without labels; none of them is a test image. `corruption` is done to all images of
-    the target (see `lab/datasets/corruptions.py`). `precision` is that of a fitted network on its test images; fits,
-    and networks that go on changing, always have float32.
+    the target (see `lab/datasets/corruptions.py`). `precision` is what networks compute in, while they are fitted
+    and on test images; weights, statistics and steps always have float32.
     """
 
     dataset: str

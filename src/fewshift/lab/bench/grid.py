@@ -83,7 +83,7 @@ class Grid:
     - metric: the score, the data set's own by default.
     - measure: what the table holds: that score, the blend `v` that LCCS chose, or seconds.
     - paper_networks: those that the paper's values are of.
-    - precision: "bfloat16" passes the test images through fitted networks in half the bits, about twice as fast.
+    - precision: "bfloat16" lets networks compute in half the bits, two to four times as fast where the processor can.
     - validate: "cv" judges the adaptations of all rows with shots as `adapt` does.
     """
 

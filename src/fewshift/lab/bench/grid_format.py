@@ -140,3 +140,10 @@ def check_kinds(path: Path, data: Mapping[str, Any], kinds: Mapping[str, Kind]) 
     for name, kind in kinds.items():
         if name in data and not kind.fits(data[name]):
             raise FewshiftError(f"{path} has {name} = {data[name]!r}: give {kind.words}")
+
+
+def with_precision(text: str, precision: str) -> str:
+    """A grid's file with another precision."""
+    head, table, rows = text.partition("\n[[")
+    lines = [line for line in head.split("\n") if not re.match(r"precision\s*=", line)]
+    return "\n".join([*lines, f'precision = "{precision}"', ""]) + table + rows

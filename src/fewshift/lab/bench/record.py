@@ -7,6 +7,7 @@ from pathlib import Path
 from fewshift.core._files import make_folder, whole
 from fewshift.jobs.ledger import Ledger, Record
 from fewshift.lab.bench.cell import current_key
+from fewshift.lab.bench.grid_format import with_precision
 from fewshift.lab.bench.record_format import is_cell_record
 
 __all__ = ["Record", "Records"]
@@ -18,11 +19,15 @@ class Records(Ledger):
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder, current_key, shape=is_cell_record)
 
-    def keep_grid(self, grid: Path) -> None:
-        """Copy a grid file beside its records, so that the folder alone can be reported on."""
+    def keep_grid(self, grid: Path, precision: str | None = None) -> None:
+        """Copy a grid file beside its records, so that the folder alone can be reported on.
+
+        `precision` takes the place of the grid's own.
+        """
         folder = make_folder(self.folder / "grids")
+        text = grid.read_text(encoding="utf-8")
         with whole(folder / f"{grid.stem}.toml") as draft:
-            draft.write_bytes(grid.read_bytes())
+            draft.write_text(text if precision is None else with_precision(text, precision), encoding="utf-8")
 
     def grids(self) -> list[Path]:
         """The grid files that were run into this folder."""

@@ -6,6 +6,7 @@ A page depends on the records alone, so that the same records give the same byte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,12 @@ def _commands(run: RunFolder, name: str, docs: Path) -> str:
     folder = f"runs/{words.shell(run.name)}"
     needs = "" if _datasets(run.grids[name]) == {"digits"} else " --data-root DATA --weights NETWORKS"
     ours = GRIDS / f"{name}.toml"
-    same = ours.is_file() and load_grid(ours).cells() == run.grids[name].cells()
+    kept = run.grids[name]
+    own = load_grid(ours) if ours.is_file() else None
+    if isinstance(own, Grid) and isinstance(kept, Grid) and own.precision != kept.precision:
+        own = replace(own, precision=kept.precision)
+        needs = f" --precision {kept.precision}{needs}"
+    same = own is not None and own.cells() == kept.cells()
     grid = name if same else f"{folder}/grids/{name}.toml"
     place = docs.name if docs.is_absolute() else docs.as_posix()
     return f"    fewshift bench {grid} --out {folder}{needs}\n    fewshift report {folder} --docs {words.shell(place)}"

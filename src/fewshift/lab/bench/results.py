@@ -100,7 +100,7 @@ def placed_lines(grid: Grid, records: Mapping[str, Record]) -> list[PlacedLine]:
 def table_of(grid: Grid, records: Mapping[str, Record]) -> Table:
     """All lines, targets as columns."""
     cap = f", at most {grid.max_test} test images per domain" if grid.max_test else ""
-    bits = f", test images in {grid.precision}" if grid.precision != PRECISIONS[0] else ""
+    bits = f", networks compute in {grid.precision}" if grid.precision != PRECISIONS[0] else ""
     return Table(
         grid.title,
         f"{what(grid)}{cap}{bits}",

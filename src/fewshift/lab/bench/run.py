@@ -19,7 +19,7 @@ from fewshift.core.metrics import Predicted, scores
 from fewshift.core.network import channels_last, like, logits_of
 from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
-from fewshift.lab.bench.cell import PRECISIONS, Cell
+from fewshift.lab.bench.cell import Cell
 from fewshift.lab.bench.damage import Drawn, damaged
 from fewshift.lab.bench.materials import Materials
 from fewshift.lab.bench.provenance import made_by
@@ -166,8 +166,7 @@ class _Task:
 
     def probabilities(self, predictor: nn.Module, batches: Sequence[Tensor]) -> Tensor:
         """A row of probabilities for each image."""
-        plain = not sees_stream(self.method, self.drawn)
-        with in_precision(self.cell.precision if plain else PRECISIONS[0]):
+        with in_precision(self.cell.precision):
             return _probabilities(predictor, self.domain.batches(batches))
 
     def left_out_answers(self, predictor: nn.Module, stream: Sequence[Tensor]) -> Tensor | None:
@@ -186,7 +185,8 @@ def _answers(task: _Task, stream: Sequence[Tensor]) -> Answers:
         unlabelled = Unlabelled(_Lazy(task.domain, task.unlabelled(torch.cat(list(stream)))))
     target = Target(task.support(), unlabelled)
     began = time.perf_counter()
-    fitted, _ = fit_chosen(task.network, target, task.method, task.cell.seed)
+    with in_precision(task.cell.precision):
+        fitted, _ = fit_chosen(task.network, target, task.method, task.cell.seed)
     adapted = time.perf_counter()
     predictor = fitted.predictor.to(memory_format=torch.channels_last)
     probabilities = task.probabilities(predictor, stream)
@@ -206,10 +206,11 @@ def _judged(task: _Task, stream: Sequence[Tensor], materials: Materials) -> Answ
     began = time.perf_counter()
     seen = task.unlabelled(torch.cat(list(stream))) if task.cell.unlabelled is not None else None
     unlabelled = None if seen is None else _Lazy(task.domain, seen)
-    result = adapt(
-        task.network, support, method=task.method, unlabelled=unlabelled, validate=task.cell.validate,
-        check=False, seed=task.cell.seed,
-    )  # fmt: skip
+    with in_precision(task.cell.precision):
+        result = adapt(
+            task.network, support, method=task.method, unlabelled=unlabelled, validate=task.cell.validate,
+            check=False, seed=task.cell.seed,
+        )  # fmt: skip
     adapted = time.perf_counter()
     source = METHODS["source"]().adapt(task.network, Target()).to(memory_format=torch.channels_last)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fewshift.core._files import make_folder, whole
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench import trust_tables
+from fewshift.lab.bench.cell import PRECISIONS
 from fewshift.lab.bench.features import FeatureGrid, grid_file, load_grid
 from fewshift.lab.bench.grid import Grid
 from fewshift.lab.bench.materials import open_materials
@@ -51,20 +52,22 @@ def run_grids(
     workers: int = 1,
     engine: str = "local",
     address: str | None = None,
+    precision: str | None = None,
     tell: Progress = lambda done, total, failed: None,
 ) -> RunSummary:
     """Run the cells of grids that have no result yet, into the folder `out` (runs/NAME of the first grid by default).
 
     Grids are names of the package's own, or files. `weights` is a folder with SOURCE.safetensors for each source.
+    `precision` takes the place of the grids' own.
     """
     files = [grid_file(name) for name in grids]
-    plans = [load_grid(file) for file in files]
+    plans = [in_precision(load_grid(file), precision) for file in files]
     _check(files, plans)
     cells = list({cell.key: cell for plan in plans for cell in plan.cells()}.values())
     folder = Path(out) if out is not None else Path("runs") / files[0].stem
     records = Records(folder)
     for file in files:
-        records.keep_grid(file)
+        records.keep_grid(file, precision)
     total = len(missing(cells, records))
     told: set[str] = set()
     errors: dict[str, str] = {}
@@ -81,6 +84,17 @@ def run_grids(
     left = {cell.key for cell in missing(cells, records)}
     lost = left & told - errors.keys()
     return RunSummary(folder, len(cells), len(told), tuple(errors.values()), len(left), records.unreadable, len(lost))
+
+
+def in_precision(plan: Grid | FeatureGrid, precision: str | None) -> Grid | FeatureGrid:
+    """A grid whose networks compute in another precision."""
+    if precision is None:
+        return plan
+    if precision not in PRECISIONS:
+        raise FewshiftError(f"precision={precision!r} is unknown: choose one of {', '.join(PRECISIONS)}")
+    if isinstance(plan, FeatureGrid):
+        raise FewshiftError(f"'{plan.title}' compares features, always in float32: run it without a precision")
+    return replace(plan, precision=precision)
 
 
 @dataclass(frozen=True)

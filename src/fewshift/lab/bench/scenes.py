@@ -25,7 +25,7 @@ from fewshift.errors import FewshiftError
 from fewshift.images.formats import picture
 from fewshift.images.label_files import indexed, resized_labels
 from fewshift.images.scenes import Scenes
-from fewshift.lab.bench.cell import PRECISIONS, Cell
+from fewshift.lab.bench.cell import Cell
 from fewshift.report.scenes import Scene, encoded, image_iou, photograph
 
 WHOLE = {"answer", "image", "labels", "name"}  # what a record of the source network keeps of a scene
@@ -74,8 +74,9 @@ def capped(test: Tensor, images: int, most: int | None) -> Tensor:
 
 
 def in_precision(precision: str) -> torch.autocast:
-    """Where test images pass a fitted network in so many bits; weights and statistics keep theirs."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
+    """Where networks compute in so many bits; weights and statistics keep theirs."""
+    # without the cache of rounded weights: a network that is being trained would go on with those of its first step
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False)
 
 
 def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit) -> dict[str, Any]:
@@ -93,15 +94,15 @@ def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit
     support = Support(images, labels, split.classes) if pairs else None
     stream = Unlabelled(split.test.subset(torch.cat(list(batches)).tolist())) if method.needs is Needs.STREAM else None
     began = time.perf_counter()
-    fitted = method.fit(network, Target(support, stream), cell.seed)
+    with in_precision(cell.precision):
+        fitted = method.fit(network, Target(support, stream), cell.seed)
     adapted = time.perf_counter()
     predictor = fitted.predictor.to(memory_format=torch.channels_last)
     classes = len(split.classes)
     tally, scores = torch.zeros(classes, classes, dtype=torch.long), dict[int, float]()
     kept = set(_spread(judged.tolist(), PICTURES))
     pictures: dict[int, dict[str, str]] = {}
-    precision = PRECISIONS[0] if method.needs is Needs.STREAM else cell.precision
-    for index, truth, answer in _answers(predictor, split.test, batches, precision):
+    for index, truth, answer in _answers(predictor, split.test, batches, cell.precision):
         tally += PIXELS.tally(truth, answer, classes)
         scores[index] = image_iou(truth, answer, classes)
         if index in kept:
