@@ -104,7 +104,7 @@ def test_a_network_goes_on_changing_in_bfloat16():
 
 def test_weights_are_rounded_anew_after_every_step():
     layer, images = torch.nn.Linear(3, 2, bias=False), torch.eye(3)
-    with in_precision("bfloat16"):
+    with in_precision("bfloat16", changing=True):
         layer(images)
         with torch.no_grad():
             layer.weight.add_(1)

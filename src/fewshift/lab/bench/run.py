@@ -166,7 +166,7 @@ class _Task:
 
     def probabilities(self, predictor: nn.Module, batches: Sequence[Tensor]) -> Tensor:
         """A row of probabilities for each image."""
-        with in_precision(self.cell.precision):
+        with in_precision(self.cell.precision, changing=sees_stream(self.method, self.drawn)):
             return _probabilities(predictor, self.domain.batches(batches))
 
     def left_out_answers(self, predictor: nn.Module, stream: Sequence[Tensor]) -> Tensor | None:
@@ -185,7 +185,7 @@ def _answers(task: _Task, stream: Sequence[Tensor]) -> Answers:
         unlabelled = Unlabelled(_Lazy(task.domain, task.unlabelled(torch.cat(list(stream)))))
     target = Target(task.support(), unlabelled)
     began = time.perf_counter()
-    with in_precision(task.cell.precision):
+    with in_precision(task.cell.precision, changing=True):
         fitted, _ = fit_chosen(task.network, target, task.method, task.cell.seed)
     adapted = time.perf_counter()
     predictor = fitted.predictor.to(memory_format=torch.channels_last)
@@ -206,7 +206,7 @@ def _judged(task: _Task, stream: Sequence[Tensor], materials: Materials) -> Answ
     began = time.perf_counter()
     seen = task.unlabelled(torch.cat(list(stream))) if task.cell.unlabelled is not None else None
     unlabelled = None if seen is None else _Lazy(task.domain, seen)
-    with in_precision(task.cell.precision):
+    with in_precision(task.cell.precision, changing=True):
         result = adapt(
             task.network, support, method=task.method, unlabelled=unlabelled, validate=task.cell.validate,
             check=False, seed=task.cell.seed,

@@ -73,10 +73,12 @@ def capped(test: Tensor, images: int, most: int | None) -> Tensor:
     return order[torch.isin(order, test)][:most].sort().values
 
 
-def in_precision(precision: str) -> torch.autocast:
-    """Where networks compute in so many bits; weights and statistics keep theirs."""
-    # without the cache of rounded weights: a network that is being trained would go on with those of its first step
-    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False)
+def in_precision(precision: str, *, changing: bool) -> torch.autocast:
+    """Where networks compute in so many bits; weights and statistics keep theirs.
+
+    Rounded weights are kept for the next batch, unless the network is `changing`: it would go on with its first ones.
+    """
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=not changing)
 
 
 def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit
     support = Support(images, labels, split.classes) if pairs else None
     stream = Unlabelled(split.test.subset(torch.cat(list(batches)).tolist())) if method.needs is Needs.STREAM else None
     began = time.perf_counter()
-    with in_precision(cell.precision):
+    with in_precision(cell.precision, changing=True):
         fitted = method.fit(network, Target(support, stream), cell.seed)
     adapted = time.perf_counter()
     predictor = fitted.predictor.to(memory_format=torch.channels_last)
@@ -174,7 +176,7 @@ def _answers(
     for batch in batches:
         pairs = [scenes[index] for index in batch.tolist()]
         images, labels = _stacked([image for image, _ in pairs]), [label for _, label in pairs]
-        with in_precision(precision):
+        with in_precision(precision, changing=True):
             logits = logits_of(predictor(like(predictor, channels_last(images)))).float()
         for index, label, answer in zip(batch.tolist(), labels, logits, strict=True):
             yield index, label, at_labels(answer[None], label[None])[0].argmax(0)
