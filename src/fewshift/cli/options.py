@@ -73,7 +73,7 @@ PANELS = {  # the group in which help shows an option, by the name of its parame
     "squeeze window stride",
     METHOD: "method methods setting size drop_suspects seed algorithm recipe epochs batch_size lr",
     EVIDENCE: "validate accept no_check select draws fail_on_alarm",
-    RUNNING: "workers engine address part_size data_root threads device port no_browser",
+    RUNNING: "workers engine address precision part_size data_root threads device port no_browser",
     OUTPUT: "out write base format with_preprocessing opset report strict top all_probabilities with_source dry_run "
     "write_rejected verbose overwrite resume revert everything contains folder docs as_json",
 }
