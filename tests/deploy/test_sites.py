@@ -18,7 +18,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import fewshift
 from fewshift import Delta, FewshiftError, Sites
-from fewshift.core.network import channels_last, with_channels_last
+from fewshift.core.layout import channels_last, with_layout
 from fewshift.core.outputs import main_output
 from fewshift.models.cards import Card, with_card
 from tests.helpers.networks import Shared, Tiny, make_support, make_tiny, same_state, state, street, unsettle
@@ -142,7 +142,7 @@ def test_channels_last_gives_the_same_answers_in_the_first_pass_and_later(name, 
     model, images = built(ARCHITECTURES[name]), pictures()
     of = mixed(write_sites(model, tmp_path / "sites"))
     expected = one_by_one(model, tmp_path / "sites", images, of)
-    sites = Sites(with_channels_last(model), tmp_path / "sites")
+    sites = Sites(with_layout(model, torch.channels_last), tmp_path / "sites")
     for _ in range(3):
         assert alike(sites(channels_last(images), of=of), expected)
     assert alike(sites(images.contiguous(), of=of), expected)
@@ -159,7 +159,7 @@ class Cut(Tiny):
 
 
 def test_maps_with_gaps_in_memory_are_answered_whatever_the_pass_before_saw(tmp_path):
-    model = with_channels_last(built(Cut))
+    model = with_layout(built(Cut), torch.channels_last)
     of = mixed(write_sites(model, tmp_path / "sites"))
     sites = Sites(model, tmp_path / "sites")
     for size in (16, 16, 32, 16, 32):

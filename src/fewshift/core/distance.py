@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from fewshift.core import _progress as progress
 from fewshift.core.adaptable import refuse_without_statistics
 from fewshift.core.moments import Moments, normalising, source_layers
-from fewshift.core.network import Network, channels_last, free_memory, like
+from fewshift.core.network import Network, free_memory, like
 from fewshift.core.source_layer import SourceLayer
 from fewshift.core.support import Unlabelled
 from fewshift.errors import FewshiftError
@@ -147,7 +147,7 @@ def _passed(network: Network, working: nn.Module, source: Mapping[str, SourceLay
         calls[name].append(moments)
 
     with normalising(network, working, source, note):
-        working(channels_last(images))
+        working(network.laid_out(images))
     return {
         name: _in_source_units(_of_each_image(name, moments, len(images)), source[name])
         for name, moments in calls.items()

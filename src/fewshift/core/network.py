@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from fewshift.core._arguments import checked_images, checked_model
 from fewshift.core.copies import structural_copy, unused
 from fewshift.core.hooks import before, keep_input, keeps_input, without_clone
+from fewshift.core.layout import fastest_layout, laid_out, with_layout
 from fewshift.core.normalisation import Whitening
 from fewshift.core.outputs import as_two, give_one_row, give_two_rows, is_single, main_output, refuse_probability
 from fewshift.core.outside import AFFINE, STATISTICS
@@ -72,6 +73,7 @@ class Network:
     widest: float = 0  # values that enter the widest layer, per value of the image
     single: bool = False  # whether the user's network has one output for two classes; here its head has two rows
     learns: bool = True  # whether its forward lets gradients reach BatchNorm layers
+    layout: torch.memory_format = torch.contiguous_format  # how passes over it are fastest
     tied: Mapping[str, str] = field(default_factory=dict)  # layer -> a tensor elsewhere that is its weight or bias too
 
     @classmethod
@@ -91,6 +93,7 @@ class Network:
             seen = probed(private, {layer.name: listed.carries_affine(layer) for layer in listed.layers}, images)
         if not keeps_input(private):
             keep_input(private)  # whether it writes into its images may depend on what they are, and how many
+        layout = fastest_layout(private, images)
         logits, calls = seen.logits, seen.calls
         head = named_head(private, head, seen.outputs, logits) if head else find_head(private, seen.outputs, logits)
         if single := is_single(logits):
@@ -113,7 +116,16 @@ class Network:
             widest=seen.widest / images.numel(),
             single=single,
             learns=seen.learns,
+            layout=layout,
         )
+
+    def laid_out(self, images: Tensor) -> Tensor:
+        """Images as a pass over this network takes them: on its device, in its type and in its layout."""
+        return laid_out(like(self.model, images), self.layout)
+
+    def with_layout(self, model: nn.Module) -> nn.Module:
+        """`model`, a working copy that passes are made with, in the layout of this network."""
+        return with_layout(model, self.layout)
 
     def bytes_to_pass(self, images: Tensor | Sequence[Tensor]) -> int:
         """About how much memory one pass without gradients over these images takes."""
@@ -245,19 +257,6 @@ def copied_like(model: nn.Module, images: Tensor) -> Tensor:
     """The same in memory of its own: a network may write into its input, and `images` are somebody's."""
     moved = like(model, images)
     return moved.clone() if moved is images else moved
-
-
-def with_channels_last(model: nn.Module) -> nn.Module:
-    """`model`, with the weights of its 2d convolutions laid out like images with channels last; others stay."""
-    for tensor in chain(model.parameters(), model.buffers()):
-        if tensor.ndim == 4:
-            tensor.data = tensor.data.to(memory_format=torch.channels_last)
-    return model
-
-
-def channels_last(images: Tensor) -> Tensor:
-    """Images with the channels of a pixel side by side in memory: faster for convolutions on a CPU."""
-    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
 
 def logits_of(output: Any) -> Tensor:

@@ -25,7 +25,7 @@ from fewshift.core.distance import look, measured, score
 from fewshift.core.draws import others
 from fewshift.core.losses import log_losses
 from fewshift.core.moments import merged, source_layers
-from fewshift.core.network import Network, channels_last, like, with_channels_last
+from fewshift.core.network import Network, like
 from fewshift.core.reading import Reading, read_support, tied
 from fewshift.core.source_layer import Normal
 from fewshift.core.support import Support, Target, Unlabelled
@@ -166,7 +166,7 @@ def blended(network: nn.Module | Network, target: Target, who: str, prior: float
     support = target.need_support(who).checked(network.output)
     working = replace(network, model=_in_float32(network))
     scratch = working.copy()
-    support = support.prepared(lambda images: channels_last(like(working.model, images)))
+    support = support.prepared(working.laid_out)
     beside = None if target.unlabelled is None else _beside(working, support, target.unlabelled)
     prior = prior if support.kind.centroids else 0.0
     alone = len(support) + (0 if beside is None else len(beside)) < 2
@@ -236,7 +236,7 @@ def _reach(network: Network, support: Support, beside: Tensor | None) -> float:
 def _beside(network: Network, support: Support, unlabelled: Unlabelled) -> Tensor | None:
     """Unlabelled images, evenly spread, if they can go into one batch with the support."""
     places = torch.linspace(0, len(unlabelled) - 1, min(BESIDE, len(unlabelled))).round().long()
-    images = channels_last(like(network.model, unlabelled.batch(places)))
+    images = network.laid_out(unlabelled.batch(places))
     alike = isinstance(support.images, Tensor) and images.shape[1:] == support.images.shape[1:]
     return images if alike else None
 
@@ -248,4 +248,4 @@ def _by_image(logits: Sequence[Tensor]) -> list[Tensor]:
 def _in_float32(network: Network) -> nn.Module:
     model = network.with_tensors({}).requires_grad_(False)
     narrow = like(model, torch.empty(0)).dtype.itemsize < 4
-    return with_channels_last(model.float() if narrow else model)
+    return network.with_layout(model.float() if narrow else model)

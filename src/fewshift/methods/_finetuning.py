@@ -78,7 +78,7 @@ def prepare(network: nn.Module | Network, target: Target, who: str) -> tuple[Net
     refuse_without_statistics(network)
 
     def ready(images: Tensor) -> Tensor:
-        images = like(network.model, images)
+        images = network.laid_out(images)
         return images.float() if images.dtype.itemsize < 4 else images
 
     return network, support.checked(network.output).prepared(ready)
@@ -91,7 +91,7 @@ def in_float32(model: nn.Module) -> nn.Module:
 
 def trainable(network: Network, bn: str, support: Support | None = None) -> nn.Module:
     """A copy in at least float32 whose BatchNorm layers follow the policy. None of its tensors requires a gradient."""
-    model = in_float32(network.with_tensors({}).requires_grad_(False))
+    model = network.with_layout(in_float32(network.with_tensors({}).requires_grad_(False)))
     bn = bn if support is None else policy(bn, support)
     if bn == "train_running":
         use_batches(network, model, MOMENTUM)

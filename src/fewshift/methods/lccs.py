@@ -25,7 +25,7 @@ from fewshift.core.loop import fit
 from fewshift.core.losses import Loss, mean_entropy
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.moments import merged, normalised, source_layers
-from fewshift.core.network import Network, batchnorm, channels_last, like, linear, logits_of, with_channels_last
+from fewshift.core.network import Network, batchnorm, like, linear, logits_of
 from fewshift.core.randomness import minibatches, private_randomness
 from fewshift.core.reading import Blend, read_support, tied
 from fewshift.core.source_layer import Normal
@@ -175,9 +175,8 @@ class LCCS(Method):
             model = model.to(torch.float64 if self._quirks.double else getattr(torch, str(self.adapt_dtype)))
         if like(model, torch.empty(0)).dtype != torch.float32:
             return network, replace(network, model=model), support.prepared(lambda images: like(model, images))
-        model = with_channels_last(model)  # in double precision it would be slower
-        support = support.prepared(lambda images: channels_last(like(model, images)))
-        return network, replace(network, model=model), support
+        working = replace(network, model=network.with_layout(model))
+        return network, working, support.prepared(working.laid_out)
 
     def _initialise(self, network: Network, support: Support, loss: Loss, seed: int) -> Start:
         """The blend of source and support statistics to start from."""

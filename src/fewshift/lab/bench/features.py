@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fewshift.core.draws import draw_support, others
 from fewshift.core.hooks import before
 from fewshift.core.moments import source_layers
-from fewshift.core.network import Network, batchnorm, channels_last, like
+from fewshift.core.network import Network, batchnorm
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import LAST, Cell, FeatureCell, Sample
 from fewshift.lab.bench.grid import Grid
@@ -179,7 +179,7 @@ def _features(
 
     with before(batchnorm(network.model, layer), keep):
         for images in domain.batches(indices.split(batch_size)):
-            network.model(like(network.model, channels_last(images)))
+            network.model(network.laid_out(images))
     after = []
     for batch in inputs:
         if sample.statistics == "batch":

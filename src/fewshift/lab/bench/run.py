@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from fewshift.api import adapt
 from fewshift.core.draws import draw_support, others
 from fewshift.core.labels import IMAGES
+from fewshift.core.layout import fastest_layout, laid_out, with_layout
 from fewshift.core.method import Method, Needs
 from fewshift.core.metrics import Predicted, scores
-from fewshift.core.network import channels_last, like, logits_of
+from fewshift.core.network import like, logits_of
 from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
 from fewshift.lab.bench.cell import Cell
@@ -143,6 +145,12 @@ class _Task:
     drawn_labels: Tensor
     left_out: Tensor
 
+    @cached_property
+    def layout(self) -> torch.memory_format:
+        """How passes over test images are fastest."""
+        images = self.domain.images(self.left_out[:1])
+        return fastest_layout(self.network, like(self.network, images))
+
     def support(self) -> Support | None:
         if not len(self.drawn):
             return None
@@ -167,7 +175,8 @@ class _Task:
     def probabilities(self, predictor: nn.Module, batches: Sequence[Tensor]) -> Tensor:
         """A row of probabilities for each image."""
         with in_precision(self.cell.precision, changing=sees_stream(self.method, self.drawn)):
-            return _probabilities(predictor, self.domain.batches(batches))
+            images = self.domain.batches(batches)
+            return _probabilities(with_layout(predictor, self.layout), (laid_out(each, self.layout) for each in images))
 
     def left_out_answers(self, predictor: nn.Module, stream: Sequence[Tensor]) -> Tensor | None:
         """Predictions for the largest support, where the test set lacks nothing else."""
@@ -188,7 +197,7 @@ def _answers(task: _Task, stream: Sequence[Tensor]) -> Answers:
     with in_precision(task.cell.precision, changing=True):
         fitted, _ = fit_chosen(task.network, target, task.method, task.cell.seed)
     adapted = time.perf_counter()
-    predictor = fitted.predictor.to(memory_format=torch.channels_last)
+    predictor = fitted.predictor
     probabilities = task.probabilities(predictor, stream)
     ended = time.perf_counter()
     return Answers(
@@ -212,13 +221,13 @@ def _judged(task: _Task, stream: Sequence[Tensor], materials: Materials) -> Answ
             check=False, seed=task.cell.seed,
         )  # fmt: skip
     adapted = time.perf_counter()
-    source = METHODS["source"]().adapt(task.network, Target()).to(memory_format=torch.channels_last)
+    source = METHODS["source"]().adapt(task.network, Target())
 
     def by_source(indices: Tensor) -> Tensor:
         return task.probabilities(source, indices.split(AT_ONCE))
 
     before = materials.source_answers(task.cell, torch.cat(list(stream)), by_source)
-    candidate = result.candidate.to(memory_format=torch.channels_last)
+    candidate = result.candidate
     after = before if _same(candidate, source) else task.probabilities(candidate, stream)
     ended = time.perf_counter()
     return Answers(
@@ -258,9 +267,7 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 
 @torch.no_grad()
 def _probabilities(predictor: nn.Module, batches: Iterable[Tensor]) -> Tensor:
-    return torch.cat(
-        [logits_of(predictor(like(predictor, channels_last(batch)))).double().softmax(1) for batch in batches]
-    )
+    return torch.cat([logits_of(predictor(like(predictor, batch))).double().softmax(1) for batch in batches])
 
 
 @dataclass(frozen=True)

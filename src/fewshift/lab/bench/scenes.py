@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from fewshift.core import metrics
 from fewshift.core.labels import PIXELS
+from fewshift.core.layout import fastest_layout, laid_out, with_layout
 from fewshift.core.losses import at_labels
 from fewshift.core.method import Method, Needs
-from fewshift.core.network import channels_last, like, logits_of
+from fewshift.core.network import like, logits_of
 from fewshift.core.randomness import checked_seed
 from fewshift.core.support import Support, Target, Unlabelled
 from fewshift.errors import FewshiftError
@@ -99,12 +100,13 @@ def run_scenes(cell: Cell, method: Method, network: nn.Module, split: SceneSplit
     with in_precision(cell.precision, changing=True):
         fitted = method.fit(network, Target(support, stream), cell.seed)
     adapted = time.perf_counter()
-    predictor = fitted.predictor.to(memory_format=torch.channels_last)
+    layout = fastest_layout(network, like(network, split.test[int(judged[0])][0][None]))
+    predictor = with_layout(fitted.predictor, layout)
     classes = len(split.classes)
     tally, scores = torch.zeros(classes, classes, dtype=torch.long), dict[int, float]()
     kept = set(_spread(judged.tolist(), PICTURES))
     pictures: dict[int, dict[str, str]] = {}
-    for index, truth, answer in _answers(predictor, split.test, batches, cell.precision):
+    for index, truth, answer in _answers(predictor, split.test, batches, layout, cell.precision):
         tally += PIXELS.tally(truth, answer, classes)
         scores[index] = image_iou(truth, answer, classes)
         if index in kept:
@@ -170,14 +172,14 @@ def extremes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[
 
 @torch.no_grad()
 def _answers(
-    predictor: nn.Module, scenes: Scenes, batches: Sequence[Tensor], precision: str
+    predictor: nn.Module, scenes: Scenes, batches: Sequence[Tensor], layout: torch.memory_format, precision: str
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(index, labels, predicted classes) of one image after the other."""
     for batch in batches:
         pairs = [scenes[index] for index in batch.tolist()]
         images, labels = _stacked([image for image, _ in pairs]), [label for _, label in pairs]
         with in_precision(precision, changing=True):
-            logits = logits_of(predictor(like(predictor, channels_last(images)))).float()
+            logits = logits_of(predictor(like(predictor, laid_out(images, layout)))).float()
         for index, label, answer in zip(batch.tolist(), labels, logits, strict=True):
             yield index, label, at_labels(answer[None], label[None])[0].argmax(0)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewshift.core.network import channels_last
+from fewshift.core.layout import channels_last
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.algorithm import Batch
 from fewshift.lab.training.augment import Augment

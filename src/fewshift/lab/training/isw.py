@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop
 
 from fewshift.core import _progress as progress
-from fewshift.core.network import channels_last
+from fewshift.core.layout import channels_last
 from fewshift.core.normalisation import EPS, InstanceNorm, image_moments
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.algorithm import Algorithm, Batch, Task, Trainee

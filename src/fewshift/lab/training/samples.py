@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset
 
 from fewshift.core import _progress as progress
 from fewshift.core.labels import IMAGES, PIXELS, Labels, kind_of
-from fewshift.core.network import channels_last
+from fewshift.core.layout import channels_last
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import Preprocess
 from fewshift.images.scenes import Scenes

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshift.core.layout import channels_last
 from fewshift.core.loop import step as take_step
 from fewshift.core.losses import at_labels
-from fewshift.core.network import Network, channels_last, logits_of
+from fewshift.core.network import Network, logits_of
 from fewshift.core.randomness import checked_seed, private_randomness
 from fewshift.errors import FewshiftError
 from fewshift.lab.training.algorithm import Algorithm, Batch, Task, Trainee
@@ -191,7 +192,7 @@ def _pass(
         everything = labels.weight(batch.labels)
         for part in _parts(batch, recipe.accumulate):
             with torch.autocast(part.images.device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
-                loss, logits = trainee.loss(part)
+                loss, logits = _answered(trainee, part)
             counted = labels.weight(part.labels)
             weight = counted / max(1, everything)
             (loss * weight).backward()
@@ -206,6 +207,19 @@ def _pass(
         if hear is not None:
             hear(Standing(now._replace(step=now.step + 1), total / (done + 1), right / max(1, seen)))
     return total / max(1, len(batches)), right / max(1, seen)
+
+
+def _answered(trainee: Trainee, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The loss and the logits of a batch."""
+    try:
+        return trainee.loss(batch)
+    except RuntimeError as error:
+        if "view size is not compatible" not in str(error):
+            raise
+        raise FewshiftError(
+            "the network flattens its maps with view(), which needs another order in memory than training has: use "
+            "flatten() or reshape()"
+        ) from error
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:
