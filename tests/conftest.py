@@ -37,6 +37,12 @@ SHARED = {  # modules that share what is slow to make: one large page, one Ray
 NO_BROWSER = f"no browser: install one of {', '.join(BROWSERS)}"
 
 
+@pytest.fixture(autouse=True)
+def the_same_random_numbers() -> None:
+    """A test gives the same answer each time, in any order and company."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def tiny() -> nn.Module:
     return make_tiny()
