@@ -123,3 +123,58 @@ def test_a_twin_has_the_same_answers_before_anything_is_adapted(support):
     network = biasless()
     assert torch.allclose(network(support.images), twin_with_neutral(network)(support.images), atol=1e-6)
     assert AdaBN().adapt(network, Target(support)).bn1.bias is None
+
+
+# --- evaluation mode
+
+
+class Mute(Tiny):
+    """Its `train` gives nothing back, as where BatchNorm is kept frozen."""
+
+    def train(self, mode=True):
+        super().train(mode)
+
+
+class Switching(Tiny):
+    """Normalises with its batch, which it switches to within the pass."""
+
+    def forward(self, images):
+        self.bn1.train()
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].needs is not Needs.STREAM])
+def test_a_network_whose_train_gives_nothing_back_is_adapted_like_any_other(name):
+    support = make_support()
+    target = Target(support, Unlabelled(make_support(seed=3).images))
+    mute, plain = (quick(name).adapt(made(kind), target)(support.images) for kind in (Mute, Tiny))
+    torch.testing.assert_close(mute, plain, rtol=0, atol=0)
+
+
+def test_what_calls_adapt_takes_a_network_whose_train_gives_nothing_back():
+    network, support = made(Mute), make_support()
+    result = fewshift.adapt(network, support, method="adabn", accept="always")
+    assert same_state(state(result.delta.apply(network)), state(result.model))
+    assert fewshift.inspect(network, support.images).head == "fc"
+    assert fewshift.evaluate(network, (support.images, support.labels)).accuracy
+
+
+def test_a_layer_that_is_switched_to_its_batch_within_the_pass_is_refused():
+    with pytest.raises(FewshiftError, match=r"bn1.*normalises with its batch"):
+        fewshift.adapt(made(Switching), make_support(), method="adabn", validate=None)
+
+
+# --- a batch of one
+
+
+class Squeezing(Tiny):
+    """Drops every dimension of size 1: that of the batch, if it has one image."""
+
+    def forward(self, images):
+        return super().forward(images).squeeze()
+
+
+def test_a_network_that_drops_the_dimension_of_the_batch_is_one_sentence():
+    support = make_support()
+    with pytest.raises(FewshiftError, match=r"shape \(3,\), so it drops the dimension of the batch"):
+        fewshift.evaluate(made(Squeezing), (support.images[:1], support.labels[:1]))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from unicodedata import normalize
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 import fewshift
-from fewshift import FewshiftError
+from fewshift import METHODS, FewshiftError
+from fewshift.images.class_names import class_numbers
+from fewshift.images.inputs import as_labelled
 from tests.helpers.networks import Tiny, make_support, make_tiny, scenes, street, unsettle
 
 OUT_OF_RANGE = "out of range for a network with . outputs: use labels from 0"
@@ -84,3 +88,157 @@ def test_a_network_whose_answers_are_left_to_chance_is_refused(kind):
 
 def test_random_numbers_that_change_no_answer_are_none_of_our_business():
     assert fewshift.adapt(unsettle(Drawing()), make_support(), method="adabn", accept="always").accepted
+
+
+# --- arrays
+
+
+def adapted(images, labels, **more):
+    return fewshift.adapt(make_tiny(), (images, labels), method="adabn", validate=None, accept="always", **more)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        (lambda x: x[:, ::-1, ::-1].copy()[:, ::-1, ::-1], lambda y: y[::-1].copy()[::-1]),  # strides are negative
+        (lambda x: x.astype(">f4"), lambda y: y.astype(">i8")),
+        (lambda x: x.astype(np.longdouble), lambda y: y.astype(np.uint64)),
+    ],
+)
+def test_arrays_are_what_their_numbers_are(images, labels):
+    support = make_support()
+    plain = adapted(support.images, support.labels)
+    other = adapted(images(support.images.numpy()), labels(support.labels.numpy()))
+    assert other.delta.adapted == plain.delta.adapted
+    pixels = images(support.images.numpy())
+    plain, other = (
+        fewshift.adapt(make_tiny(), None, method="adabn", unlabelled=each, accept="always")
+        for each in (support.images, pixels)
+    )
+    assert other.delta.adapted == plain.delta.adapted
+
+
+@pytest.mark.parametrize("kind", [object, str])
+def test_arrays_of_anything_but_numbers_are_one_sentence(kind):
+    support = make_support()
+    with pytest.raises(FewshiftError, match="images are not numbers"):
+        adapted(support.images.numpy().astype(kind), support.labels)
+    with pytest.raises(FewshiftError, match="labels are not numbers"):
+        adapted(support.images, np.array(["ant"] * len(support)))
+
+
+def test_pixels_in_an_array_are_preprocessed_like_the_picture_that_they_are_of():
+    generator = np.random.default_rng(0)
+    pixels = [generator.integers(0, 256, (8, 8, 3), dtype=np.uint8) for _ in range(6)]
+    steps = fewshift.Preprocess(None, 8, (0.5,) * 3, (0.25,) * 3)
+    labels = [0, 1, 2] * 2
+    pictures = [Image.fromarray(each) for each in pixels]
+    forms = (pixels, pictures, [steps(picture).numpy() for picture in pictures])
+    supports = [as_labelled(list(zip(images, labels, strict=True)), steps) for images in forms]
+    for other in supports[1:]:
+        assert torch.equal(other.images, supports[0].images)
+
+
+@pytest.mark.parametrize("column", [np.array, torch.tensor])
+def test_labels_of_a_list_of_images_may_be_a_column(column):
+    support = make_support()
+    plain = adapted(support.images, support.labels)
+    assert adapted(list(support.images), column(support.labels.tolist())).delta.adapted == plain.delta.adapted
+
+
+def test_files_with_an_array_of_labels_are_files_with_labels(tmp_path):
+    for number in range(3):
+        Image.new("RGB", (8, 8), (80 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    files = sorted(tmp_path.glob("*.png"))
+    read = as_labelled((files, np.array([2, 0, 1])), fewshift.Preprocess(None, 8, (0.5,) * 3, (0.25,) * 3))
+    assert [read[index][1] for index in range(3)] == [2, 0, 1]
+
+
+# --- names and numbers of classes
+
+
+@pytest.mark.parametrize("classes", [{"dog": 1, "cat": 0, "eel": 2}, {"dog": "1", "cat": "0", "eel": "2"}])
+def test_a_table_of_numbers_names_the_outputs_by_them(classes):
+    support = make_support()
+    assert adapted(support.images, support.labels, classes=classes).classes == ("cat", "dog", "eel")
+
+
+@pytest.mark.parametrize("classes", [{"cat", "dog", "eel"}, {"cat": 1, "dog": 2, "eel": 3}, {"cat": 0, "dog": 0}])
+def test_names_without_an_order_are_refused(classes):
+    support = make_support()
+    with pytest.raises(FewshiftError, match="give a list of names"):
+        adapted(support.images, support.labels, classes=classes)
+
+
+def listed(folder, labels):
+    """Files with these labels, as `fewshift evaluate` reads a table of them."""
+    for number, label in enumerate(labels):
+        Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
+        with (folder / "labels.csv").open("a") as table:
+            table.write(f"{number}.png,{label}\n")
+    return as_labelled(folder / "labels.csv", fewshift.Preprocess(None, 8, (0.5,) * 3, (0.25,) * 3))
+
+
+def test_whole_numbers_with_a_point_are_the_numbers_of_outputs(tmp_path):
+    assert [label for _, label in listed(tmp_path, [f"{number}.0" for number in range(11)])] == list(range(11))
+
+
+def test_a_negative_number_is_no_class(tmp_path):
+    with pytest.raises(FewshiftError, match="has the label -1"):
+        listed(tmp_path, [-1, 0, 1])
+
+
+def test_an_accent_may_be_written_behind_its_letter():
+    assert class_numbers([normalize("NFD", "caf\u00e9")], ["tea", normalize("NFC", "caf\u00e9")], "the list") == {
+        normalize("NFD", "caf\u00e9"): 1
+    }
+
+
+# --- functions
+
+
+def nothing(logits, labels):
+    return None
+
+
+@pytest.mark.parametrize("method", ["auto", "l2", "lccs"])
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (5, "is no loss"),
+        (torch.nn.CrossEntropyLoss, "is no loss"),
+        (nothing, "gives None"),
+        (torch.nn.CrossEntropyLoss(reduction="none"), "gives a tensor of shape"),
+        (lambda logits: logits.sum(), "let it take logits and labels"),
+        (lambda logits, labels: F.cross_entropy(logits, labels).detach(), "without gradient"),
+    ],
+)
+def test_what_is_no_loss_is_one_sentence(method, loss, says):
+    if method == "auto" and says != "is no loss":
+        method = "finetune-bn"  # auto may not ask for it
+    with pytest.raises(FewshiftError, match=f"loss=.*{says}"):
+        fewshift.adapt(make_tiny(), make_support(), method=method, loss=loss, validate=None)
+
+
+def test_what_is_no_augmentation_is_one_sentence():
+    with pytest.raises(FewshiftError, match="augment=5 is no function"):
+        fewshift.adapt(make_tiny(), make_support(), augment=5)
+
+
+def test_pictures_are_no_files():
+    with pytest.raises(FewshiftError, match="Image is no image file"):
+        fewshift.predict(
+            make_tiny(), [Image.new("RGB", (8, 8))], preprocess=fewshift.Preprocess(None, 8, (0.5,) * 3, (0.5,) * 3)
+        )
+
+
+def test_a_number_of_draws_is_a_number():
+    with pytest.raises(FewshiftError, match="draws=True is no number"):
+        fewshift.learning_curve(make_tiny(), make_support(), method="adabn", draws=True)
+
+
+def test_without_epochs_lp_ft_trains_a_head_alone():
+    network = make_tiny()
+    result = fewshift.adapt(network, make_support(), method=METHODS["lp-ft"](epochs=0, probe_epochs=2), validate=None)
+    changed = {name for name in result.candidate_delta.bits if not name.startswith("fc.")}
+    assert not changed

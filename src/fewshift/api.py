@@ -20,8 +20,9 @@ from fewshift.core.network import Network, list_layers
 from fewshift.core.support import Support
 from fewshift.deploy.bulk import Predictions, PredictOptions, predict_files
 from fewshift.deploy.listing import Files
-from fewshift.deploy.merged import write_merged
+from fewshift.deploy.merged import merge
 from fewshift.errors import FewshiftError
+from fewshift.images.formats import looks_like_an_image
 from fewshift.images.inputs import Steps, as_labelled, left_out
 from fewshift.images.sliding_window import Size
 from fewshift.methods.catalog import method_from_words, method_of, sized
@@ -43,7 +44,7 @@ from fewshift.trust.sanity import believed, look_after
 from fewshift.trust.shift import shift
 
 __all__ = ["Listener", "apply", "counted", "known_card", "left_out", "load", "method_from_words", "method_of", "revert"]
-__all__ += ["shift", "told_to"]
+__all__ += ["looks_like_an_image", "merge", "shift", "told_to"]
 
 
 def adapt(
@@ -104,7 +105,7 @@ def adapt(
             left = replace(opened.target, support=result.suspects.removed_from(opened.target.support))
             again = _adapted(replace(opened, target=left), chosen, judges, accept, seed)
             result = replace(again, dropped=tuple(result.suspects))
-    return replace(result, seconds=time.perf_counter() - began)
+    return replace(result, seconds=time.perf_counter() - began).settled()
 
 
 def _adapted(opened: Opened, method: Method, judges: str | Support | None, accept: Accept, seed: int) -> Adaptation:
@@ -234,7 +235,7 @@ def learning_curve(
         raise FewshiftError(
             f"{chosen.name} does not learn from labelled images, so more of them change nothing: choose another method"
         )
-    if not isinstance(draws, int) or draws < 1:
+    if not isinstance(draws, int) or isinstance(draws, bool) or draws < 1:
         raise FewshiftError(f"draws={draws!r} is no number of draws: give 1, 2, ...")
     if support is None:
         raise FewshiftError("a learning curve needs labelled target images: pass a support set")
@@ -343,8 +344,3 @@ def inspect(
     network = list_layers(model) if images is None else Network.of(model, images, head)
     kind, parameters = type(network.model).__name__, sum(parameter.numel() for parameter in model.parameters())
     return Inspection(kind, parameters, network.layers, network.skipped, network.head, network.classes)
-
-
-def merge(model: nn.Module, delta: Delta | str | Path, out: str | Path, *, undo: bool = False) -> Path:
-    """Write the adapted network as ordinary weights with a card beside them; with `undo`, the source network's."""
-    return write_merged(model, delta, out, undo=undo)

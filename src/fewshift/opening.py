@@ -16,7 +16,7 @@ from fewshift.core._arguments import checked_model, checked_names
 from fewshift.core._progress import Stage
 from fewshift.core.delta import Delta
 from fewshift.core.labels import Augment
-from fewshift.core.losses import Loss, cross_entropy
+from fewshift.core.losses import Loss, users_loss
 from fewshift.core.method import Method, Needs
 from fewshift.core.network import Network, like
 from fewshift.core.probing import running
@@ -40,7 +40,8 @@ MULTIPLES = (8, 16, 32, 64)  # of pixels, that networks with strides may insist 
 
 def looking_first(method: Method, stages: Sequence[Stage]) -> list[Stage]:
     """The stages of an adaptation, of which one fit costs 1, after a look at the images."""
-    return [Stage(ASKING, 1 / method.cost), Stage(LOOKING, LOOK_COST / method.cost), *stages]
+    cost = max(method.cost, 1.0)  # without an epoch there is nothing to pass
+    return [Stage(ASKING, 1 / cost), Stage(LOOKING, LOOK_COST / cost), *stages]
 
 
 def blank_images(model: nn.Module, size: int) -> Tensor:
@@ -122,6 +123,10 @@ def open_target(
     `fewshift.load`, or from timm.
     """
     checked_seed(seed)
+    if augment is not None and not callable(augment):
+        raise FewshiftError(
+            f"augment={augment!r} is no function: give one that takes an image and returns a view of it"
+        )
     model = checked_model(model)
     card, chosen = known_card(model), checked_names(classes)
     refuse_other_order(card, chosen)
@@ -129,7 +134,7 @@ def open_target(
     labelled = (
         None if support is None else as_support(support, steps, augment, names, shots=shots, seed=seed, network=model)
     )
-    target = Target(labelled, as_unlabelled(unlabelled, steps, augment, labelled), loss or cross_entropy)
+    target = Target(labelled, as_unlabelled(unlabelled, steps, augment, labelled), users_loss(loss))
     if needs.needs is Needs.UNLABELLED:
         target.need_unlabelled(needs.name)
     wanted = "target images" if needs.needs is Needs.NOTHING else f"{needs.needs.value} images"
@@ -182,7 +187,8 @@ def open_networks(
     names = card.classes
     networks = {"source": model}
     if delta is not None:
-        change = delta if isinstance(delta, Delta) else Delta.load(delta)
+        made = getattr(delta, "delta", delta)  # an adaptation has one
+        change = made if isinstance(made, Delta) else Delta.load(made)
         networks["adapted"] = change.apply(model, chosen)
         steps = Preprocess.from_json(dict(change.preprocess)) if change.preprocess else steps
         names = change.classes or names

@@ -355,7 +355,9 @@ def test_evaluate_warns_in_one_sentence_of_images_that_look_like_those_adapted_t
     for name in CLASSES:
         (again / name).mkdir(parents=True)
         Image.open(place / "photos" / name / "0.png").resize((64, 64)).save(again / name / "larger.png")
-    evaluated = run("evaluate", *network_options(place), "--support", place / "photos", again)
+    evaluated = run(
+        "evaluate", *network_options(place), "--classes", ",".join(CLASSES), "--support", place / "photos", again
+    )
     assert evaluated.code == 0
     assert re.match("warning: 3 of the 18 support images .* 3 evaluation", evaluated.stderr)
     assert evaluated.stderr.count("\n") == 1

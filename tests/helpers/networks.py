@@ -41,7 +41,8 @@ def unsettle(model: nn.Module, seed: int = 0) -> nn.Module:
                 with torch.no_grad():
                     module.weight.copy_(torch.rand(shape, generator=generator) + 0.5)
                     module.bias.copy_(torch.randn(shape, generator=generator) * 0.2)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def make_tiny(classes: int = 3, seed: int = 0, **kwargs: int) -> nn.Module:

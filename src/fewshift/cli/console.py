@@ -69,10 +69,16 @@ def refuse_missing(path: Path) -> None:
 
 
 def refuse_overwriting(outputs: Sequence[Path | None], inputs: Sequence[Path | None]) -> None:
-    """One sentence when a file is named twice, or is read as well; links and other spellings are seen through."""
+    """One sentence when a file is named twice, or is read as well; links and other spellings are seen through.
+
+    Of a folder that is read, its images are.
+    """
+    from fewshift.api import looks_like_an_image
+
     taken = {path.resolve() for path in inputs if path is not None}
     for path in (path for path in outputs if path is not None):
-        if path.resolve() in taken:
+        within = looks_like_an_image(path) and not taken.isdisjoint(path.resolve().parents)
+        if path.resolve() in taken or within:
             raise MisuseError(f"{path} is named twice, or is read as well: choose different files")
         taken.add(path.resolve())
 

@@ -38,6 +38,8 @@ def evaluate(
 ) -> None:
     """Accuracy on labelled images, or IoU on labelled pixels, per class; with a delta, before and after it."""
     import fewshift
+    from fewshift.api import known_card
+    from fewshift.report.cautions import order_taken
 
     check_outputs([report], [*network.files, delta])
     if report is not None and delta is None:
@@ -46,6 +48,10 @@ def evaluate(
         result = fewshift.evaluate(
             model, labelled, delta=delta, support=support, **arguments, window=window, stride=stride,
         )  # fmt: skip
+        named = network.names or known_card(model).classes or (delta and fewshift.Delta.load(delta).classes)
+    pixels = isinstance(result, fewshift.PixelEvaluation)
+    if not (named or pixels) and (order := order_taken(result.classes)) is not None:
+        say(f"note: {order}", err=True)
     origin = {"network": network.name_of(model), "weights": network.weights, "delta": delta}
     origin |= {"images": labelled, "support": support}
     page = None if report is None else _page(result, report, origin)

@@ -21,7 +21,7 @@ from fewshift.cli.options import NamedNetwork, command
 )
 def merge(
     delta: Annotated[Path, typer.Option(help="A delta written by `fewshift adapt --out`.")],
-    out: Annotated[Path, typer.Option(help="Write the whole network's weights here (safetensors).")],
+    out: Annotated[Path, typer.Option(help="Write the whole network's weights here: .safetensors, or .pt.")],
     network: NamedNetwork,
     revert: Annotated[bool, typer.Option("--revert", help="From merged weights back to the source's.")] = False,
 ) -> None:

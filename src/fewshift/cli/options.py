@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import glob
 import inspect
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -21,7 +21,14 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from fewshift.cli import console
-from fewshift.cli.console import MisuseError, progress_bar, refuse_missing, running, say, warnings_on_stderr
+from fewshift.cli._inputs import refuse_missing_inputs, refuse_written_inputs
+from fewshift.cli.console import (
+    MisuseError,
+    progress_bar,
+    running,
+    say,
+    warnings_on_stderr,
+)
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:
@@ -38,6 +45,12 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """The options and arguments."""
         return _plain_flags(super().get_params(ctx), OUTPUT)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Words become values; an empty one would be a path, that of the folder one is in."""
+        if any(not word or (word.startswith("--") and word.endswith("=")) for word in args):
+            raise MisuseError("a word of the command is empty: a variable may not be set; write '.' for this folder")
+        return super().parse_args(ctx, args)
 
 
 class Commands(TyperGroup):
@@ -80,10 +93,7 @@ PANELS = {  # the group in which help shows an option, by the name of its parame
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 SHORT = {"model": "-m", "weights": "-w", "support": "-s", "delta": "-d", "out": "-o", "workers": "-j"}
 METAVARS: dict[Any, str] = {Path: "PATH", str: "TEXT", int: "N", float: "X"}
-FOLDERS = ("support", "sites", "unlabelled", "labelled", "images", "labels", "source", "validate", "folder")
-READ = (*FOLDERS, "delta", "weights", "base")
-NOT_A_PATH = ("random", "cv", "loo", "none")
-PYPI = "pypi:"
+MOST_THREADS = 4 * (os.cpu_count() or 1)  # more are slower, and a system may not give them
 
 
 def _seed(value: int) -> int:
@@ -200,7 +210,7 @@ class NetworkOptions(NamedNetwork):
         import fewshift
 
         if self.threads is not None:
-            console.use_threads(self.threads)
+            console.use_threads(min(self.threads, MOST_THREADS))
         names = self.names
         if names is None and delta is not None:
             names = fewshift.Delta.load(delta).classes
@@ -291,7 +301,8 @@ def command(
 
         @functools.wraps(function)
         def run(**values: Any) -> None:
-            _refuse_missing_inputs(values)
+            refuse_missing_inputs(values)
+            refuse_written_inputs(values)
             running.set(function.__name__)
             for key, group in groups.items():
                 values[key] = group(**{field.name: values.pop(field.name) for field in fields(group)})
@@ -328,18 +339,6 @@ def _shown(name: str, annotation: Any) -> Any:
             option.default = f"--{name}"
         option.param_decls = (*(option.param_decls or ()), SHORT[name])
     return Annotated[kind, option]
-
-
-def _refuse_missing_inputs(values: Mapping[str, Any]) -> None:
-    """Notice a mistyped path before a network is built."""
-    for word in values["images"] if isinstance(values.get("images"), list) else []:
-        if word != "-" and not glob.has_magic(word):
-            refuse_missing(Path(word.removeprefix("@")))
-    for name in READ:
-        value = values.get(name)
-        path = name == "validate" or isinstance(value, Path)
-        if value is not None and path and str(value) not in NOT_A_PATH and not str(value).startswith(PYPI):
-            refuse_missing(Path(value))
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 
+KINDS, LARGEST = "biufc", 8  # of arrays: booleans, integers, floating point, complex; bytes of the widest number
 COMPILED = "_orig_mod"  # what torch.compile calls the network that it wraps
 
 
@@ -48,6 +50,25 @@ def checked_images(images: Tensor, what: str = "images") -> Tensor:
     return images
 
 
+def as_tensor(values: Any, what: str = "images") -> Tensor:
+    """A tensor of numbers from whatever holds some; an array may be reversed, read-only, or of the other byte order."""
+    if isinstance(values, Tensor):
+        return values
+    remedy = "give one class index, counted from 0, for each image" if what == "labels" else "give an array of them"
+    refusal = FewshiftError(f"{what} are not numbers: {remedy}")
+    try:
+        numbers = np.asarray(values)
+        if numbers.dtype.itemsize > LARGEST and numbers.dtype.kind == "f":
+            numbers = numbers.astype(np.float64)
+        plain = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("=")).reshape(numbers.shape)
+        tensor = torch.from_numpy(plain if plain.flags.writeable else plain.copy())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refusal from error
+    if numbers.dtype.kind not in KINDS:
+        raise refusal
+    return tensor
+
+
 def checked_path(path: Any, what: str) -> Path:
     """A path, from a word or a path; `what` it is a path of."""
     if not isinstance(path, str | os.PathLike):
@@ -61,13 +82,21 @@ def checked_names(classes: Any) -> tuple[str, ...] | None:
         return None
     if isinstance(classes, str):
         raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
-    if not isinstance(classes, Iterable):
-        raise FewshiftError(f"classes={classes!r} is of type {type(classes).__name__}: give a list of names")
-    names = tuple(classes)
+    if not isinstance(classes, Iterable) or isinstance(classes, Set):
+        order = ", which has no order" if isinstance(classes, Set) else ""
+        raise FewshiftError(f"classes={classes!r} is of type {type(classes).__name__}{order}: give a list of names")
+    names = _by_number(classes) if isinstance(classes, Mapping) else tuple(classes)
     for name in names:
         if not isinstance(name, str):
             raise FewshiftError(f"class name {name!r} is of type {type(name).__name__}: give words")
     return names
+
+
+def _by_number(numbers: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """The names of a `class_to_idx` in the order of their numbers."""
+    if sorted(map(str, numbers.values())) != sorted(map(str, range(len(numbers)))):
+        raise FewshiftError(f"classes={dict(numbers)!r} does not number the outputs from 0: give a list of names")
+    return tuple(sorted(numbers, key=lambda name: int(numbers[name])))
 
 
 def check_source(name: Any, weights: Any) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
+WIDE = ("\uff1d", "\uff0b", "\uff0d", "\uff20")  # the same signs as Japanese keyboards write them
+FORMULA = ("=", "+", "-", "@", *WIDE, "\t", "\r", "\n")  # how a cell begins that a spreadsheet computes
 
 
 def as_cell(name: str | Path) -> str:

@@ -56,7 +56,13 @@ def structural_copy(model: nn.Module) -> nn.Module:
             f"{remedy}"
         ) from error
     _refuse_entangled(model, private)
-    return private.eval()
+    return answering(private)
+
+
+def answering(model: nn.Module) -> nn.Module:
+    """The network itself in evaluation mode; a `train` of its own may give nothing back."""
+    model.eval()
+    return model
 
 
 def refuse_foreign_state(model: nn.Module) -> None:

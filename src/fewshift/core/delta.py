@@ -21,7 +21,7 @@ from fewshift.core._arguments import checked_model, checked_names
 from fewshift.core._display import Displayed, byte_size, few
 from fewshift.core._files import whole
 from fewshift.core.contents import bits_of, bytes_of, content_of, shape_of
-from fewshift.core.copies import refuse_foreign_state
+from fewshift.core.copies import answering, refuse_foreign_state
 from fewshift.core.delta_format import AGAIN, FORMATS, KEY, foreign, read_delta
 from fewshift.core.soundness import refuse_broken_tensor, refuse_broken_weights
 from fewshift.errors import FewshiftError
@@ -245,7 +245,7 @@ def _expect(fingerprint: Fingerprint, wanted: Fingerprint, relation: str) -> Non
 def _with_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A copy of a network in evaluation mode, with some tensors in the place of its own."""
     refuse_foreign_state(model)
-    result = copy.deepcopy(model).eval()
+    result = answering(copy.deepcopy(model))
     state = result.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():

@@ -38,9 +38,11 @@ def unfoldable(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, str
     reasons: dict[str, str] = {}
     waiting = {name: _Twins.of(cast(_BatchNorm, model.get_submodule(name))) for name in names}
 
-    def judge(name: str, _: nn.Module, inputs: Tensor) -> None:
+    def judge(name: str, layer: nn.Module, inputs: Tensor) -> None:
         twins = waiting.pop(name, None)
-        if twins is not None and (reason := twins.reason(inputs)):
+        if layer.training:  # the network, which is in evaluation mode, has switched it
+            reasons[name] = BATCH
+        elif twins is not None and (reason := twins.reason(inputs)):
             reasons[name] = reason
 
     with ExitStack() as hooks:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fewshift.errors import FewshiftError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -22,6 +26,36 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     if (labels == IGNORE).all():  # the mean would be 0 / 0
         return logits.sum() * 0
     return F.cross_entropy(logits, labels, ignore_index=IGNORE)
+
+
+@dataclass(frozen=True)
+class UsersLoss:
+    """A loss that a user passes: whatever is wrong with it is one sentence that names it."""
+
+    loss: Any
+
+    def __post_init__(self) -> None:
+        if not callable(self.loss) or isinstance(self.loss, type):
+            raise FewshiftError(f"loss={self.loss!r} is no loss: give a function such as nn.CrossEntropyLoss()")
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss, which has to be one number that learns."""
+        try:
+            value = self.loss(logits, labels)
+        except Exception as error:  # it is the user's
+            why = str(error).strip() or type(error).__name__
+            raise FewshiftError(f"loss= cannot be computed ({why}): let it take logits and labels") from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise FewshiftError(f"loss= gives {shape}: let it give one number, a tensor (reduction='mean')")
+        if logits.requires_grad and not value.requires_grad:
+            raise FewshiftError("loss= gives a number without gradient: let it call no detach() or item()")
+        return value.reshape(())
+
+
+def users_loss(loss: Any) -> Loss:
+    """The loss that a user passes, or cross-entropy."""
+    return cross_entropy if loss is None else UsersLoss(loss)
 
 
 def at_labels(logits: Tensor, labels: Tensor) -> Tensor:

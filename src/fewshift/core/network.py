@@ -264,7 +264,13 @@ def logits_of(output: Any) -> Tensor:
 
     A single logit z for each image becomes [0, z]: the second class has the probability sigmoid(z).
     """
-    return as_two(main_output(output))
+    logits = main_output(output)
+    if logits.ndim < 2:
+        raise FewshiftError(
+            f"the network's output for one image has shape {tuple(logits.shape)}, so it drops the dimension of the "
+            "batch: let it return one row of logits per image (flatten(1) where it has squeeze())"
+        )
+    return as_two(logits)
 
 
 @contextmanager

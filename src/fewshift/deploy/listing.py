@@ -60,6 +60,12 @@ def listed(images: Files) -> FileList:
             "itself on tensors"
         )
     paths = [images] if isinstance(images, (str, Path)) else images
+    other = next((path for path in paths if not isinstance(path, str | os.PathLike)), None)
+    if other is not None:
+        raise FewshiftError(
+            f"{type(other).__name__} is no image file: give a folder, a file or a list of files, and call the network "
+            "itself on tensors"
+        )
     files = [file for path in paths for file in _meant_by(path)]
     if not files:
         raise FewshiftError("there are no images: give some")

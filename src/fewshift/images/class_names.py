@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
+from unicodedata import normalize
 
 from fewshift.core._names import as_text
 from fewshift.errors import FewshiftError
@@ -29,6 +30,7 @@ def class_numbers(
     numbers: dict[str, int] = {}
     for name in names:
         same = [number for number, known in enumerate(classes) if known == name]
+        same = same or [number for number, known in enumerate(classes) if _composed(known) == _composed(name)]
         same = same or [number for number, known in enumerate(classes) if alike(known) == alike(name)]
         if len(same) != 1:
             guess = _guess(name, classes)
@@ -43,6 +45,11 @@ def class_numbers(
             )
         numbers[name] = same[0]
     return numbers
+
+
+def _composed(name: str) -> str:
+    """A name with each accent in its letter, where some file systems write it behind."""
+    return normalize("NFC", name)
 
 
 def _guess(name: str, classes: Sequence[str]) -> str | None:

@@ -7,6 +7,7 @@ one that cannot be read stops the work and is named.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,6 +142,9 @@ def labelled_folder(root: str | Path, preprocess: FileSteps, classes: Sequence[s
     )
 
 
+WHOLE = re.compile(r"-?\d+(\.0+)?")  # a number of an output, as tables of numbers may have it
+
+
 def labelled_files(
     rows: Sequence[tuple[Path, Any]],
     preprocess: FileSteps,
@@ -156,8 +160,8 @@ def labelled_files(
         raise FewshiftError(f"{whose} has no labelled images: label some")
     labels = [label if isinstance(label, str) else _number(label, file) for file, label in rows]
     names = sorted({label for label in labels if isinstance(label, str)})
-    if names and all(name.isdecimal() for name in names) and not set(names) <= set(classes or ()):
-        labels, names = [int(label) for label in labels], []
+    if names and all(map(WHOLE.fullmatch, names)) and not set(names) <= set(classes or ()):
+        labels, names = [int(float(label)) for label in labels], []
     if names and classes is None and len(names) < len(set(labels)):
         raise FewshiftError(f"{whose} labels some images by name and some by number: pass classes, or use one of them")
     known = tuple(names) or None if classes is None else tuple(classes)

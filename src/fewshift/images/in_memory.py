@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fewshift.core._arguments import checked_images
+from fewshift.core._arguments import as_tensor, checked_images
 from fewshift.core.labels import extent
 from fewshift.core.losses import IGNORE
 from fewshift.core.randomness import private_randomness
@@ -19,6 +19,7 @@ from fewshift.core.support import Support
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import FileSteps, Preprocess
 
+COLOURS = (1, 3, 4)
 Classes = tuple[str, ...] | None
 
 
@@ -29,8 +30,8 @@ def is_tensors(source: Any) -> bool:
 
 def from_tensors(source: Any, classes: Classes) -> Support:
     """A support set from (images, labels)."""
-    images = checked_images(torch.as_tensor(source[0]))
-    labels = checked_images(_labels(source[1]), "labels")
+    images = checked_images(as_tensor(source[0]))
+    labels = checked_images(as_tensor(source[1], "labels"), "labels")
     for index, (image, label) in enumerate(zip(images, labels, strict=False)):
         if label.ndim > 1:
             _check_map(image, label, f"image {index}")
@@ -73,7 +74,7 @@ def from_dataset(source: Any, steps: FileSteps | None, classes: Classes) -> Supp
                 "with one crop size"
             )
     stacked = torch.stack([image for image, _ in read]) if read else torch.empty(0, 1)
-    return Support(stacked, _labels([label for _, label in read]), known, files=files)
+    return Support(stacked, as_tensor([label for _, label in read], "labels"), known, files=files)
 
 
 def items_of(source: Any) -> list[Any]:
@@ -121,15 +122,25 @@ def _from_batches(batches: Iterable[Any], classes: Classes) -> Support:
 
 def image_tensor(image: Any, steps: FileSteps | None, name: str) -> Tensor:
     """One image as a network takes it."""
+    if isinstance(image, np.ndarray) and (steps is None or isinstance(steps, Preprocess)):
+        image = _of_array(image, steps)
     if isinstance(steps, Preprocess) and isinstance(image, Tensor):
         return image  # pictures are preprocessed, tensors already are
     try:
-        tensor = image if steps is None else steps(image)
+        made = image if steps is None else steps(image)
     except FewshiftError as error:
         raise FewshiftError(f"{name}: {error}") from error
-    if not isinstance(tensor, Tensor):
+    if not isinstance(made, Tensor):
         raise FewshiftError("the dataset's images are not tensors: pass preprocess= to make them so")
-    return tensor
+    return made
+
+
+def _of_array(image: np.ndarray, steps: Preprocess | None) -> Image.Image | Tensor:
+    """A picture, if it is to be preprocessed and its pixels are as cameras give them: bytes, the colours last."""
+    colours = image.shape[2:] or (1,)
+    if steps is None or image.dtype != np.uint8 or image.ndim not in (2, 3) or colours[0] not in COLOURS:
+        return as_tensor(image)
+    return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
 
 
 def _is_map(label: Any) -> bool:
@@ -158,7 +169,7 @@ def _scene(image: Any, label: Any, steps: FileSteps | None, name: str) -> tuple[
     if isinstance(steps, Preprocess) and isinstance(image, Image.Image):
         _check_sizes(image.size[::-1], tuple(np.shape(numbers)), name)
         return steps(image), steps.labels(numbers).long()
-    tensor, labels = image_tensor(image, steps, name), _labels(numbers)
+    tensor, labels = image_tensor(image, steps, name), as_tensor(numbers, "labels")
     _check_map(tensor, labels, name)
     return tensor, labels.long()
 
@@ -177,12 +188,3 @@ def _check_sizes(image: tuple[int, ...], label: tuple[int, ...], name: str) -> N
         raise FewshiftError(
             f"{name} is {extent(image)} pixels and its labels are {extent(label)}: give one label for each pixel"
         )
-
-
-def _labels(labels: Any) -> Tensor:
-    try:
-        if isinstance(labels, np.ndarray) and not labels.flags.writeable:
-            labels = labels.copy()  # a tensor would share read-only memory
-        return torch.as_tensor(np.asarray(labels) if isinstance(labels, (list, tuple)) else labels)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise FewshiftError("labels are not numbers: give one class index, counted from 0, for each image") from error

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fewshift.core._arguments import checked_images
+from fewshift.core._arguments import as_tensor, checked_images, checked_names
 from fewshift.core.draws import draw_support
 from fewshift.core.labels import IMAGES, Augment, Stack
 from fewshift.core.left_out import LeftOut
@@ -78,9 +78,7 @@ def as_labelled(
     number, or one for each pixel: a tensor, an array or an index image. Scenes of different sizes stay as they are.
     With a `network`, its outputs name the classes of scenes where nothing else does, and must label pixels.
     """
-    if isinstance(classes, str):
-        raise FewshiftError(f"classes={classes!r} is one word: give a list of names")
-    names, steps = None if classes is None else tuple(classes), as_steps(preprocess)
+    names, steps, source = checked_names(classes), as_steps(preprocess), _with_listed_labels(source)
     if isinstance(source, Support):
         return replace(source, classes=names or source.classes)
     if isinstance(source, ImageFolder) and not isinstance(steps, Transform):
@@ -133,6 +131,15 @@ def _paths_with_labels(source: Any) -> list[tuple[Path, Any]] | None:
             raise FewshiftError(f"{source[0]!r} is no pair of a path and a label: give (path, label) for each image")
         return None
     return [(Path(path), label) for path, label in source]
+
+
+def _with_listed_labels(source: Any) -> Any:
+    """(images, labels) with the labels as a list too, where an array or a column of a table has those of a list."""
+    if isinstance(source, (list, tuple)) and len(source) == 2 and isinstance(source[0], (list, tuple)):
+        images, labels = source
+        if callable(getattr(labels, "tolist", None)) and getattr(labels, "ndim", 0) == 1 and len(labels) == len(images):
+            return images, labels.tolist()
+    return source
 
 
 def _are_images(paths: Sequence[Any]) -> bool:
@@ -201,7 +208,7 @@ def as_unlabelled(
     if isinstance(images, Scenes):
         return Unlabelled(_prepared(images, steps), augment)
     if isinstance(images, (Tensor, np.ndarray)):
-        images = checked_images(torch.as_tensor(images), "unlabelled images")
+        images = checked_images(as_tensor(images, "unlabelled images"), "unlabelled images")
         if labelled is not None and images.ndim != labelled.images[0].ndim + 1:
             raise FewshiftError(
                 f"an unlabelled image has shape {tuple(images.shape[1:])} and a labelled one "
@@ -212,7 +219,7 @@ def as_unlabelled(
         return Unlabelled(Prepared(images, steps), augment)
     if callable(getattr(images, "__iter__", None)):
         batches = (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in items_of(images))
-        return Unlabelled(torch.cat([torch.as_tensor(batch) for batch in batches]), augment)
+        return Unlabelled(torch.cat([as_tensor(batch, "unlabelled images") for batch in batches]), augment)
     raise FewshiftError(f"cannot read images from {type(images).__name__}: give a tensor, a dataset or a folder")
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
+from fewshift.core.copies import answering
 from fewshift.core.method import Fitted
 from fewshift.core.network import Network, like, logits_of
 from fewshift.core.support import Support, Target
@@ -128,4 +129,4 @@ def _append_loss(curve: list[float], held: Support, target: Target, predictor: n
 @torch.no_grad()
 def held_out_loss(model: nn.Module, held: Support, target: Target) -> float:
     """The loss on images that were not trained on, in evaluation mode."""
-    return float(target.cost(logits_of(model.eval()(like(model, held.pictures))), held.targets))
+    return float(target.cost(logits_of(answering(model)(like(model, held.pictures))), held.targets))

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewshift.core import _progress as progress
+from fewshift.core.copies import answering
 from fewshift.core.loop import descend, step
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, head_inputs, like, linear
@@ -115,7 +116,7 @@ class SDDA(Method):
                 curves.append({name: torch.stack([step[name] for step in losses]).mean().item() for name in losses[0]})
                 if any(math.isnan(value) for value in curves[-1].values()):
                     raise FewshiftError(f"a loss became NaN in epoch {epoch + 1}: lower generator_lr or lr")
-            _, logits = predictions(learner.model.eval(), head, unlabelled, in_order(unlabelled, self.batch_size))
+            _, logits = predictions(answering(learner.model), head, unlabelled, in_order(unlabelled, self.batch_size))
         names = {name: None for curve in curves for name in curve}
         return Fitted(
             network.with_tensors(learner.model.state_dict()),

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.copies import answering
 from fewshift.core.loop import fit
 from fewshift.core.losses import entropy
 from fewshift.core.method import Fitted, Method, Needs
@@ -113,7 +114,7 @@ class SFDA(Method):
 
             turns = math.ceil(self.steps / self.memory_every)
             losses = fit(loss, steps, optimizer, turns, what="sfda", after_step=schedule.step).losses
-            _, logits = predictions(model.eval(), head, unlabelled, plain)
+            _, logits = predictions(answering(model), head, unlabelled, plain)
         return Fitted(
             network.with_tensors(model.state_dict()),
             notes={
@@ -145,7 +146,7 @@ class SFDA(Method):
     ) -> Round:
         """The prototypes under the present weights; leaves BatchNorm in training mode."""
         if self.memory == "eval":
-            features, logits = predictions(model.eval(), head, unlabelled, in_order(unlabelled, self.batch_size))
+            features, logits = predictions(answering(model), head, unlabelled, in_order(unlabelled, self.batch_size))
             use_batches(network, model, MOMENTUM)
         else:
             use_batches(network, model, MOMENTUM)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewshift.core.copies import answering
 from fewshift.core.loop import fit
 from fewshift.core.method import Fitted, Method, Needs
 from fewshift.core.network import Network, like, logits_of
@@ -93,7 +94,7 @@ class SHOT(Method):
         labels: list[Tensor | None] = []  # for each epoch one label per image, by its index
 
         def label() -> Tensor:
-            features, logits = predictions(model.eval(), head, unlabelled, plain)
+            features, logits = predictions(answering(model), head, unlabelled, plain)
             use_batches(network, model, MOMENTUM)
             return pseudo_labels(features, logits.softmax(1), self.threshold)
 
@@ -114,7 +115,7 @@ class SHOT(Method):
                 yield from shuffled(unlabelled, self.batch_size, generator)
 
             losses = fit(loss, epoch, optimizer, self.epochs, what="shot", after_step=schedule.step).losses
-            _, logits = predictions(model.eval(), head, unlabelled, plain)
+            _, logits = predictions(answering(model), head, unlabelled, plain)
         labellings = [labelling for labelling in labels if labelling is not None]
         return Fitted(
             network.with_tensors(model.state_dict()),

@@ -75,6 +75,12 @@ def write_card(
     return path
 
 
+def is_card(path: Path) -> bool:
+    """Whether a file is a card, which a new one may replace: it says nothing but what cards say."""
+    content = _content(path)
+    return bool(content) and set(content) <= {*KEYS, *NOTES}
+
+
 def _content(path: Path) -> dict[str, Any]:
     """What is in a card that is about to be replaced; nothing if it cannot be read."""
     try:

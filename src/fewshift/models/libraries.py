@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fewshift.core._arguments import check_source, checked_names, uncompiled
+from fewshift.core.copies import answering
 from fewshift.core.soundness import refuse_broken_weights
 from fewshift.errors import FewshiftError
 from fewshift.images.preprocess import IMAGENET, Preprocess
@@ -102,7 +103,7 @@ def load(
     if name is None:
         raise FewshiftError("the model has no name, and no card beside its weights gives one: pass --model timm:NAME")
     construction = _construction(name).modified(change_of(card.algorithm))
-    class_names = (card.classes or construction.classes) if classes is None else tuple(classes)
+    class_names = (card.classes or construction.classes) if classes is None else classes
     count = None if class_names is None else len(class_names)
     with torch.random.fork_rng(devices=[]):
         if file is not None:
@@ -114,7 +115,7 @@ def load(
             model = construction.trained(count)
     refuse_broken_weights(model)
     steps = preprocess or card.over(construction.preprocess(model)).preprocess
-    return with_card(model.eval(), replace(card, arch=name, classes=class_names, preprocess=steps))
+    return with_card(answering(model), replace(card, arch=name, classes=class_names, preprocess=steps))
 
 
 def names(library: str | None = None) -> list[str]:
@@ -158,8 +159,7 @@ def _timm(name: str) -> Construction:
 
     arch = name.removeprefix("timm:")
     if not timm.is_model(arch) or ("." in arch and not timm.models.is_model_pretrained(arch)):
-        tagged = [f"timm:{each}" for each in timm.list_models(pretrained=True)]
-        raise _unknown(name, names("timm") + tagged)
+        raise _unknown(name, names("timm") + [f"timm:{each}" for each in timm.list_models(pretrained=True)])
 
     def untrained(count: int | None) -> nn.Module:
         model: nn.Module = timm.create_model(arch, **_with_values(num_classes=count))

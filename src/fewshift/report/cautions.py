@@ -13,7 +13,7 @@ from fewshift.images.preprocess import Preprocess
 from fewshift.models.cards import Card
 from fewshift.report import prose
 from fewshift.trust.at_home import Home
-from fewshift.trust.sanity import Caution, CautionKind, card_cautions, step_cautions
+from fewshift.trust.sanity import Caution, CautionKind, assumed_order, card_cautions, step_cautions
 
 NAMED = 6  # classes that a sentence names
 
@@ -37,6 +37,12 @@ def warn_about(card: Card, steps: Preprocess | None, stored: Preprocess | None) 
     """A Python warning for what looks wrong about a card and about the steps, those `stored` with a delta included."""
     for caution in (*card_cautions(card), *step_cautions(steps, stored)):
         warnings.warn(sentence(caution), CautionWarning, stacklevel=4)
+
+
+def order_taken(classes: tuple[str, ...]) -> str | None:
+    """In which order names were taken for outputs that nothing names; None for numbers."""
+    caution = assumed_order(classes)
+    return None if caution is None else sentence(caution)
 
 
 def _permuted(caution: Caution) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -102,12 +102,9 @@ class Adaptation(Displayed):
     @cached_property
     def delta(self) -> Delta:
         """What changed, and nothing else: nothing if the adaptation was rejected."""
-        return self._delta(self.model)
-
-    @cached_property
-    def candidate_delta(self) -> Delta:
-        """What would have changed, had it been accepted."""
-        return self._delta(self.candidate)
+        if self.accepted:
+            return self.candidate_delta
+        return replace(self.candidate_delta, bits={}, adapted=self.candidate_delta.source)
 
     @cached_property
     def shift(self) -> Shift | None:
@@ -126,10 +123,18 @@ class Adaptation(Displayed):
         weak = self.gain is not None and self.gain.weak
         return Suspects() if self.support is None else find_suspects(self.support, known, judged, weak=weak)
 
-    def _delta(self, model: nn.Module) -> Delta:
+    def settled(self) -> Adaptation:
+        """The same, with the delta of the networks as they are now: they are the user's, who may change them."""
+        with suppress(FewshiftError):  # what is no plain network has no delta
+            _ = self.candidate_delta
+        return self
+
+    @cached_property
+    def candidate_delta(self) -> Delta:
+        """What would have changed, had it been accepted."""
         return Delta.between(
             self.source,
-            model,
+            self.candidate,
             method=self.method.name,
             settings=self.method.settings(),
             classes=self.classes,

@@ -245,10 +245,17 @@ def card_cautions(card: Card) -> Iterable[Caution]:
 def _assumed(known: Known) -> Iterable[Caution]:
     """Nothing says in which order the outputs are, and folders were taken in alphabetical order."""
     support = known.target.support
-    if support is None or support.files is None or support.classes is None or known.named:
+    if support is None or support.files is None or known.named:
         return
-    if support.classes != tuple(map(str, range(len(support.classes)))):
-        yield Caution(CautionKind.ASSUMED_ORDER, support.classes)
+    if (caution := assumed_order(support.classes)) is not None:
+        yield caution
+
+
+def assumed_order(classes: tuple[str, ...] | None) -> Caution | None:
+    """That names were taken in alphabetical order; numbers are in their own."""
+    if classes is None or classes == tuple(map(str, range(len(classes)))):
+        return None
+    return Caution(CautionKind.ASSUMED_ORDER, classes)
 
 
 CHECKS: tuple[Callable[[Known], Iterable[Caution]], ...] = (
