@@ -39,6 +39,12 @@ def test_the_delta_of_a_rejected_adaptation_is_empty_whatever_happens_to_the_net
     assert same_state(state(fewshift.apply(make_tiny(), result.delta)), state(make_tiny()))
 
 
+def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path):
+    _, result = adapted()
+    with pytest.raises(fewshift.FewshiftError, match="has a NUL in its name"):
+        result.delta.save(f"{tmp_path}/a\0b")
+
+
 def test_an_adaptation_stands_for_its_delta():
     network, result = adapted()
     support = make_support(seed=5)

@@ -225,6 +225,15 @@ def test_what_is_no_augmentation_is_one_sentence():
         fewshift.adapt(make_tiny(), make_support(), augment=5)
 
 
+def test_more_classes_than_a_label_of_a_pixel_can_be_are_one_sentence(tmp_path):
+    for name in ("images", "labels"):
+        (tmp_path / name).mkdir()
+        Image.new("L" if name == "labels" else "RGB", (16, 16)).save(tmp_path / name / "a.png")
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 300, 1), torch.nn.BatchNorm2d(300))
+    with pytest.raises(FewshiftError, match="has 300 classes, and a label of a pixel is a number below 255"):
+        fewshift.evaluate(network, tmp_path, preprocess=fewshift.Preprocess(None, None, (0.5,) * 3, (0.5,) * 3))
+
+
 def test_pictures_are_no_files():
     with pytest.raises(FewshiftError, match="Image is no image file"):
         fewshift.predict(

@@ -73,6 +73,8 @@ def checked_path(path: Any, what: str) -> Path:
     """A path, from a word or a path; `what` it is a path of."""
     if not isinstance(path, str | os.PathLike):
         raise FewshiftError(f"{what} is of type {type(path).__name__}: give the path of a file")
+    if "\0" in os.fspath(path):
+        raise FewshiftError(f"{what} {os.fspath(path)!r} has a NUL in its name, which no file can have: leave it out")
     return Path(path)
 
 

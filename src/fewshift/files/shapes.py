@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Shape = Callable[[Any], bool]
+LARGEST = 1e100  # whose square is a number still
 
 
 def is_text(value: Any) -> bool:
@@ -25,8 +26,8 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """A number that is not infinite; it may be none (NaN)."""
-    return type(value) in (int, float) and abs(value) != math.inf
+    """A number that can be squared and is not infinite; it may be none (NaN)."""
+    return type(value) in (int, float) and not abs(value) > LARGEST
 
 
 def is_finite(value: Any) -> bool:

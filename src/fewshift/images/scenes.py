@@ -46,10 +46,14 @@ class Scenes:
     def __post_init__(self) -> None:
         if len(self.files) != len(self.label_files):
             raise FewshiftError(f"{len(self.files)} images and {len(self.label_files)} label files: give one for each")
-        if not 0 < len(self.classes) <= IGNORE or len(self.palette) != len(self.classes):
+        if len(self.classes) > IGNORE:
             raise FewshiftError(
-                f"{len(self.classes)} classes and {len(self.palette)} colours: give a colour for each of 1 to {IGNORE} "
-                "classes"
+                f"the network has {len(self.classes)} classes, and a label of a pixel is a number below {IGNORE}: "
+                "use one that has fewer"
+            )
+        if not self.classes or len(self.palette) != len(self.classes):
+            raise FewshiftError(
+                f"{len(self.classes)} classes and {len(self.palette)} colours: give a colour for each class"
             )
 
     def __len__(self) -> int:

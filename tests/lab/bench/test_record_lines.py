@@ -64,6 +64,7 @@ WRONG_RESULTS: dict[str, Any] = {
     "a list": [1],
     "accuracy": {"accuracy": "high"},
     "endless accuracy": {"accuracy": float("inf")},
+    "accuracy that has no square": {"accuracy": 1e308},
     "seconds": {"seconds": 5},
     "seconds in words": {"seconds": {"adapt": "long", "predict": 1}},
     "notes": {"notes": []},
