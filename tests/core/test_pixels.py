@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from torch import nn
 
 import fewshift
 from fewshift import LCCS, METHODS, FewshiftError, Network, Support, Target
@@ -294,3 +295,15 @@ def test_an_augmentation_of_pixels_changes_image_and_labels_alike():
     cut = Support(support.images, support.labels, augment=lambda image, labels: (image[:, :8], labels))
     with pytest.raises(FewshiftError, match="let it change both alike"):
         cut.batch(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("few_bits", [False, True])
+def test_a_head_is_found_before_upsampling_in_few_bits_too(few_bits):
+    layers = (
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.Conv2d(4, 3, 1),
+        nn.UpsamplingBilinear2d(scale_factor=2),
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=few_bits):
+        assert Network.of(nn.Sequential(*layers), scenes(2).images).head == "2"
