@@ -38,6 +38,15 @@ def test_every_method_adapts_a_forward_with_autocast_or_says_why_not(name):
     assert {tensor.dtype for tensor in adapted.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].needs is not Needs.STREAM])
+def test_every_method_may_run_as_a_whole_with_autocast(name):
+    support = make_support()
+    target = Target(support, Unlabelled(make_support(seed=3, size=12 if name == "sdda" else 8).images))
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        adapted = quick(name).adapt(made(Tiny), target)
+    assert torch.isfinite(adapted(support.images)).all()
+
+
 def test_auto_takes_a_forward_with_autocast():
     network = made(Autocast)
     before = state(network)

@@ -289,6 +289,7 @@ def resized(images: Tensor, size: tuple[int, ...] | torch.Size) -> Tensor:
     """Images resized to this height and width."""
     if images.shape[2:] == tuple(size):
         return images
+    images = images.float() if images.dtype.itemsize < 4 else images  # where antialiasing is not made for few bits
     return F.interpolate(images, tuple(size), mode="bilinear", antialias=True)
 
 
