@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
