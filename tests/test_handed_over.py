@@ -39,6 +39,15 @@ def test_the_delta_of_a_rejected_adaptation_is_empty_whatever_happens_to_the_net
     assert same_state(state(fewshift.apply(make_tiny(), result.delta)), state(make_tiny()))
 
 
+def test_a_rejected_adaptation_has_an_empty_delta_though_its_candidate_has_none():
+    support = make_support()
+    result = fewshift.adapt(make_tiny(), support, method="late-fusion", accept=100.0)
+    assert not result.accepted
+    assert not result.delta.bits
+    with pytest.raises(fewshift.FewshiftError, match="has no delta"):
+        _ = result.candidate_delta
+
+
 def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path):
     _, result = adapted()
     with pytest.raises(fewshift.FewshiftError, match="has a NUL in its name"):

@@ -22,13 +22,7 @@ from typer.models import OptionInfo
 
 from fewshift.cli import console
 from fewshift.cli._inputs import refuse_missing_inputs, refuse_written_inputs
-from fewshift.cli.console import (
-    MisuseError,
-    progress_bar,
-    running,
-    say,
-    warnings_on_stderr,
-)
+from fewshift.cli.console import MisuseError, progress_bar, running, say, warnings_on_stderr
 from fewshift.errors import FewshiftError
 
 if TYPE_CHECKING:

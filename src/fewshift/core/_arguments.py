@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fewshift.errors import FewshiftError
 
-KINDS, LARGEST = "biufc", 8  # of arrays: booleans, integers, floating point, complex; bytes of the widest number
+LARGEST = 8  # bytes of the widest number that a tensor holds
 COMPILED = "_orig_mod"  # what torch.compile calls the network that it wraps
 
 
@@ -54,19 +54,15 @@ def as_tensor(values: Any, what: str = "images") -> Tensor:
     """A tensor of numbers from whatever holds some; an array may be reversed, read-only, or of the other byte order."""
     if isinstance(values, Tensor):
         return values
-    remedy = "give one class index, counted from 0, for each image" if what == "labels" else "give an array of them"
-    refusal = FewshiftError(f"{what} are not numbers: {remedy}")
     try:
         numbers = np.asarray(values)
         if numbers.dtype.itemsize > LARGEST and numbers.dtype.kind == "f":
             numbers = numbers.astype(np.float64)
         plain = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("=")).reshape(numbers.shape)
-        tensor = torch.from_numpy(plain if plain.flags.writeable else plain.copy())
+        return torch.from_numpy(plain if plain.flags.writeable else plain.copy())
     except (TypeError, ValueError, RuntimeError) as error:
-        raise refusal from error
-    if numbers.dtype.kind not in KINDS:
-        raise refusal
-    return tensor
+        remedy = "give one class index, counted from 0, for each image" if what == "labels" else "give an array of them"
+        raise FewshiftError(f"{what} are not numbers: {remedy}") from error
 
 
 def checked_path(path: Any, what: str) -> Path:

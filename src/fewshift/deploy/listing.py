@@ -54,12 +54,7 @@ def listed(images: Files) -> FileList:
         root = images_below(images)
         names = list(image_names(root)) if root.is_dir() else []
         return FileList(root, Names(names) if names else image_files(root))  # which says why there are none
-    if not isinstance(images, (str, Path, Sequence)):
-        raise FewshiftError(
-            f"{type(images).__name__} is no image file: give a folder, a file or a list of files, and call the network "
-            "itself on tensors"
-        )
-    paths = [images] if isinstance(images, (str, Path)) else images
+    paths = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
     other = next((path for path in paths if not isinstance(path, str | os.PathLike)), None)
     if other is not None:
         raise FewshiftError(

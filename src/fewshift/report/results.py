@@ -104,7 +104,14 @@ class Adaptation(Displayed):
         """What changed, and nothing else: nothing if the adaptation was rejected."""
         if self.accepted:
             return self.candidate_delta
-        return replace(self.candidate_delta, bits={}, adapted=self.candidate_delta.source)
+        with suppress(FewshiftError):  # a candidate that is no plain network has none
+            return replace(self.candidate_delta, bits={}, adapted=self.candidate_delta.source)
+        return self._delta(self.model)
+
+    @cached_property
+    def candidate_delta(self) -> Delta:
+        """What would have changed, had it been accepted."""
+        return self._delta(self.candidate)
 
     @cached_property
     def shift(self) -> Shift | None:
@@ -126,15 +133,13 @@ class Adaptation(Displayed):
     def settled(self) -> Adaptation:
         """The same, with the delta of the networks as they are now: they are the user's, who may change them."""
         with suppress(FewshiftError):  # what is no plain network has no delta
-            _ = self.candidate_delta
+            _ = self.delta, self.candidate_delta
         return self
 
-    @cached_property
-    def candidate_delta(self) -> Delta:
-        """What would have changed, had it been accepted."""
+    def _delta(self, model: nn.Module) -> Delta:
         return Delta.between(
             self.source,
-            self.candidate,
+            model,
             method=self.method.name,
             settings=self.method.settings(),
             classes=self.classes,
