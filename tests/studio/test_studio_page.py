@@ -267,6 +267,47 @@ def test_thumbnails_are_walked_by_keys_and_labelled_in_place(visit: Callable[...
     assert visitor.clean(), visitor.logged
 
 
+def test_counts_that_were_asked_for_before_a_label_do_not_take_the_label_back(
+    visit: Callable[..., Visitor], served: Any
+) -> None:
+    studio, _ = served
+    visitor = visit()
+    page = visitor.page
+    visitor.step("label")
+    page.wait_for_selector(".stage figcaption")
+    held: list[Any] = []
+    page.route("**/pulse*", lambda route: held.append((route, route.fetch())))
+    while not held:
+        page.wait_for_timeout(50)
+    before = len(studio.bench.store.labels())
+    page.keyboard.press("6")
+    visitor.saved(before + 1)
+    route, late = held[0]
+    with page.expect_response("**/pulse*"):
+        route.fulfill(response=late)
+    page.wait_for_timeout(100)  # the page takes the late counts in
+    page.keyboard.press("r")  # it draws the tally again
+    assert str(page.text_content("#tally")).startswith(f"{before + 1} label")
+    shown = page.eval_on_selector_all(
+        ".choice", "rows => rows.map(row => parseInt(row.querySelector('small').textContent))"
+    )
+    assert shown == list(studio.bench.counts().values())
+
+
+def test_the_tally_follows_labels_of_another_tab(visit: Callable[..., Visitor], served: Any) -> None:
+    studio, _ = served
+    visitor = visit()
+    visitor.step("label")
+    visitor.page.wait_for_selector(".stage figcaption")
+    visitor.page.focus("button:has-text('Undo')")
+    number = studio.bench.next("elsewhere", "random", 1)[0]["number"]
+    studio.bench.mark(
+        number, "labelled", "3", studio.bench.record(studio.bench.gallery[number])["version"], "elsewhere"
+    )
+    visitor.saved(len(studio.bench.store.labels()))
+    assert "Undo" in visitor.page.evaluate("document.activeElement.textContent")  # keys stay where they were
+
+
 def test_two_tabs_do_not_overwrite_each_other(visit: Callable[..., Visitor], served: Any) -> None:
     studio, _ = served
     number = studio.bench.next("elsewhere", "random", 1)[0]["number"]

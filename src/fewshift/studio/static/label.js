@@ -8,6 +8,7 @@ const MANY = 10; // classes, from which on there is a search box
 const HERE = "image"; // what a reload goes on with
 
 let studio, keys, current = null, queue = [], sending = 0, counts = {}, filter = "", filling = null, ended = false;
+let told = 0; // the version of the labels that the studio answered this tab's last decision with
 const decided = new Set(); // images that a late answer must not bring back
 let mode = sessionStorage.getItem("mode") ?? "spread";
 let stage, side, bars, search, foot;
@@ -52,9 +53,10 @@ async function begin(number, asked) {
 }
 
 export function pulse() {
-  if (sending) return;
+  if (sending || studio.pulse.version < told) return; // asked for before the last decision: it does not count that one
   counts = { ...studio.pulse.counts };
   drawBars();
+  drawFoot();
   if (current && current.guess === null && !current.broken) refresh(current.number);
   if (current && studio.pulse.changed.includes(current.number)) refresh(current.number);
   if (ended && studio.pulse.tally.open > 0) fill().then(advance);
@@ -102,7 +104,8 @@ async function choose(state, label = null) {
   const words = label ? `${image.name} is ${label}` : `${image.name}: ${state}`;
   advance();
   try {
-    await tell("mark", { number: image.number, state, label, base: image.version, tab });
+    const saved = await tell("mark", { number: image.number, state, label, base: image.version, tab });
+    told = Math.max(told, saved.version);
     say(`${words}: saved on disk`);
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
@@ -126,6 +129,7 @@ async function undo() {
     const image = await tell("undo", { tab });
     if (image === null) return say("there is nothing to undo");
     decided.delete(image.number);
+    told = Math.max(told, image.version);
     counts = { ...(await ask("pulse")).counts };
     if (current && current.number !== image.number) queue.unshift(current);
     queue = queue.filter((waiting) => waiting.number !== image.number);
@@ -241,12 +245,18 @@ function drawBars() {
     { class: `choice${count >= wanted ? " full" : ""}`, disabled: current === null, "aria-pressed": String(chosen),
       "aria-label": `${name}: ${count} of ${wanted} labels`, "aria-keyshortcuts": keyOf.get(name) ?? null });
   });
-  const focused = bars.contains(document.activeElement) ? [...bars.children].indexOf(document.activeElement) : -1;
+  const refocus = keepFocus(bars);
   bars.replaceChildren(...rows);
   const { classes } = studio.facts;
   bars.classList.toggle("many", classes.length > MANY);
   bars.classList.toggle("pairs", classes.length > 6 && classes.every((name) => name.length <= 12));
-  bars.children[focused]?.focus();
+  refocus();
+}
+
+// What is drawn again keeps the focus where it was.
+function keepFocus(place) {
+  const focused = [...place.querySelectorAll("button")].indexOf(document.activeElement);
+  return () => place.querySelectorAll("button")[focused]?.focus();
 }
 
 function drawFoot() {
@@ -258,9 +268,11 @@ function drawFoot() {
   const enough = full === classes.length;
   const kinds = [["spread", "Every class soon"], ["random", "At random"]].map(([kind, words]) =>
     button(words, () => change(kind), { class: "quiet", "aria-pressed": String(mode === kind) }));
+  const refocus = keepFocus(foot);
   foot.replaceChildren(
     element("div", { class: "row" }, act("Not any of these", "x", () => choose("none of these"), none), act("Skip", "s", () => choose("skipped"), none), act("Undo", "u", undo)),
     element("div", { class: "row modes", role: "group", "aria-label": "Which image comes next" }, element("span", { class: "soft" }, "Next:"), ...kinds),
     element("p", { class: "soft", id: "tally" }, sending ? "saving …" : `${counted(total, "label")}, all on disk; ${full} of ${counted(classes.length, "class", "classes")} ${full === 1 ? "has" : "have"} ${wanted}`),
     enough || none ? element("p", {}, button("Adapt the network", () => go("adapt"), { class: "primary" })) : "");
+  refocus();
 }
