@@ -153,6 +153,13 @@ def test_a_grid_of_the_package_is_called_by_its_name_while_it_is_the_same(tmp_pa
     assert "\n    fewshift bench runs/changed/grids/smoke.toml --out runs/changed\n" in command["changed"]
 
 
+def test_source_networks_of_rows_are_named(tmp_path):
+    grid = PLACES.replace('label = "LCCS"', 'label = "LCCS"\nsource = "other-{target}"')
+    write_docs([fill(tmp_path / "run", "two_places", grid, result)], tmp_path / "docs")
+    page = (tmp_path / "docs" / "two-places.md").read_text("utf-8")
+    assert "Source networks: `net-{target}` and `other-{target}` (timm:resnet18" in page
+
+
 def test_a_grid_without_results_has_no_page(run, tmp_path):
     fill(run, "failed", PLACES.replace("net-", "other-"), lambda _: {"error": "it was dark"})
     assert [path.name for path in write_docs([run], tmp_path / "docs").pages] == ["two-places.md"]

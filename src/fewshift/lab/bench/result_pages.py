@@ -48,7 +48,7 @@ def page_text(run: RunFolder, name: str, docs: Path) -> str:
         finished = outcomes(grid, run.records)
         what, tables = _what_was_measured(grid, finished), _scores(grid, finished, run)
     known = networks_in(results)
-    told = f"{what} Source networks: `{_source(grid)}`{known and f' ({known})'}.{_papers(grid)}"
+    told = f"{what} Source networks: {_sources(grid)}{known and f' ({known})'}.{_papers(grid)}"
     parts = [f"# {grid.title}", WRITTEN, told, _commands(run, name, docs), _origin(run, name, records), *tables]
     return "\n\n".join(parts) + "\n"
 
@@ -70,8 +70,13 @@ def _what_was_measured(grid: Grid, finished: Group) -> str:
     return f"{titles}; targets {targets}; {draws}; {images} of each."
 
 
-def _source(grid: Grid | FeatureGrid) -> str:
-    return grid.comparisons[0].source if isinstance(grid, FeatureGrid) else grid.source
+def _sources(grid: Grid | FeatureGrid) -> str:
+    """The source networks that rows or comparisons name."""
+    if isinstance(grid, FeatureGrid):
+        names = [comparison.source for comparison in grid.comparisons]
+    else:
+        names = [row.source or grid.source for row in grid.rows]
+    return _joined([f"`{name}`" for name in dict.fromkeys(names)])
 
 
 def _papers(grid: Grid | FeatureGrid) -> str:
